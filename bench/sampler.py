@@ -45,16 +45,15 @@ def contenders(
     rng = np.random.default_rng(0)
     logits = rng.normal(0, 3, (max(ROWS), sampler.vocab_size)).astype(np.float32)
     rows = reference_sampler.make_rows(max(ROWS), **fields)
-    history = NO_TOKENS
-    if "num_history" in fields:
-        rows["history_start"] = np.arange(len(rows)) * HISTORY
-        history = rng.integers(0, sampler.vocab_size, len(rows) * HISTORY).astype(np.int32)
+    histories = rng.integers(0, sampler.vocab_size, (len(rows), HISTORY)).astype(np.int32)
+    rows["history_slot"] = np.arange(len(rows))
+    reference_sampler.tell(sampler, histories)
 
     def plain() -> object:
-        return reference_sampler.sample(logits[:1], rows[:1], history, NO_TOKENS, NO_BIAS)
+        return reference_sampler.sample(logits[:1], rows[:1], histories, NO_TOKENS, NO_BIAS)
 
     def ours(num_rows: int) -> Callable[[], object]:
-        return lambda: sampler.sample(logits[:num_rows], rows[:num_rows], history)
+        return lambda: sampler.sample(logits[:num_rows], rows[:num_rows])
 
     return {f"B={count}": (count, ours(count)) for count in ROWS} | {"numpy": (1, plain)}
 

@@ -9,6 +9,8 @@ Method: the engine's own scheduler, step builder, step channel and link to the d
         --async-scheduling the worker has the next step when it ends one. "one step ahead" is then
         the rest of "all": the time between two results, without the 3 ms. Medians over the steps of
         a round.
+        Then steps are built of sequences with penalties and prompts of 2,048 tokens, and encoded.
+        Nothing runs them.
 Run:    python bench/step_overhead.py --rounds 5
 """
 
@@ -22,6 +24,8 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from headrace.engine_proc.engine_core import step_output
 from headrace.engine_proc.kv_cache.page_pool import PagePool
 from headrace.engine_proc.scheduling.result_reader import ResultReader
@@ -30,7 +34,7 @@ from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.step_channel import StepChannel
-from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.step.step_builder import StepBuilder
 from headrace.engine_proc.worker.main import LOOK_US
 from headrace.ipc.messages import GenerateRequest, Sampling, ToDetokenizer, request_id
 from headrace.ipc.sockets import Inbox, Outbox, address
@@ -45,6 +49,11 @@ PROMPT_TOKENS = 64
 PAGE_TOKENS = 32
 SLOT_BYTES = 1 << 20
 WAIT_S = 1.0
+GREEDY = Sampling()
+PENALIZED_BATCHES = (64, 256)
+PENALTIES = Sampling(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.1)
+PENALIZED_TOKENS = 2048
+PENALIZED_STEPS = 40
 PARTS = ("schedule", "build step", "worker", "update", "send", "all", "one step ahead")
 
 
@@ -74,13 +83,13 @@ def be_detokenizer(run_dir: str) -> None:
         inbox.receive(1000)
 
 
-def request(number: int, max_tokens: int) -> GenerateRequest:
-    """Make a greedy request."""
+def request(number: int, max_tokens: int, sampling: Sampling = GREEDY) -> GenerateRequest:
+    """Make a request."""
     return GenerateRequest(
         id=request_id(0, number),
         detokenizer=0,
         max_tokens=max_tokens,
-        sampling=Sampling(),
+        sampling=sampling,
         stop_token_ids=[],
         plan=b"",
     )
@@ -94,6 +103,7 @@ class Engine:
         pages = batch * -(-(PROMPT_TOKENS + max_tokens) // PAGE_TOKENS)
         limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=8192)
         self._scheduler = Scheduler(PagePool(pages, PAGE_TOKENS), limits)
+        self._builder = StepBuilder(batch)
         for number in range(batch):
             prompt = array("I", [number] * PROMPT_TOKENS).tobytes()
             self._scheduler.add(Sequence.of(request(number, max_tokens), prompt))
@@ -111,7 +121,7 @@ class Engine:
         times = [clock()]
         chunks = self._scheduler.schedule()
         times.append(clock())
-        step = build_step(chunks)
+        step = self._builder.build(chunks)
         times.append(clock())
         self._steps.send(step)
         sending_at = clock()
@@ -129,7 +139,7 @@ class Engine:
     def step_ahead(self) -> float:
         """Send a step and take the result of the one before; return the last of `PARTS`."""
         chunks = self._scheduler.schedule()
-        self._steps.send(build_step(chunks))
+        self._steps.send(self._builder.build(chunks))
         self._outbox.send(*self._outgoing)
         began_at = self._result_at
         if self._sent:
@@ -180,6 +190,29 @@ def measure(batch: int) -> list[float]:
     return [statistics.median(column) for column in (*zip(*parts, strict=True), ahead)]
 
 
+def measure_penalized(batch: int) -> tuple[float, float, float]:
+    """Return the median ms to build a decode step and to encode it, and its last one's bytes."""
+    max_tokens = PENALIZED_STEPS + 2
+    pages = batch * -(-(PENALIZED_TOKENS + max_tokens) // PAGE_TOKENS)
+    limits = SchedulerLimits(max_num_seqs=batch, max_num_batched_tokens=batch * PENALIZED_TOKENS)
+    scheduler, builder = Scheduler(PagePool(pages, PAGE_TOKENS), limits), StepBuilder(batch)
+    for number in range(batch):
+        prompt = array("I", [number] * PENALIZED_TOKENS).tobytes()
+        scheduler.add(Sequence.of(request(number, max_tokens, PENALTIES), prompt))
+    encoder, clock = msgspec.msgpack.Encoder(), time.perf_counter
+    times, encoded = [], b""
+    for _ in range(1 + PENALIZED_STEPS):
+        chunks = scheduler.schedule()
+        began_at = clock()
+        step = builder.build(chunks)
+        built_at = clock()
+        encoded = encoder.encode(step)
+        times.append((built_at - began_at, clock() - built_at))
+        scheduler.update(chunks, ResultReader(answer(step), num_pooled=0))
+    build_s, encode_s = map(statistics.median, zip(*times[1:], strict=True))  # without prompts
+    return 1e3 * build_s, 1e3 * encode_s, len(encoded)
+
+
 def main() -> None:
     """Run."""
     args = parser(__doc__, rounds=5).parse_args()
@@ -190,6 +223,15 @@ def main() -> None:
         for batch, system in zip(BATCHES, systems, strict=True):
             for quantity, ms in zip(quantities, measure(batch), strict=True):
                 quantity.samples[system].append(ms)
+    systems = [f"B={batch}" for batch in PENALIZED_BATCHES]
+    quantities += [
+        Quantity(f"penalties: {name}", unit, {system: [] for system in systems})
+        for name, unit in (("build", "ms"), ("encode", "ms"), ("message", "bytes"))
+    ]
+    for _ in range(args.rounds):
+        for batch, system in zip(PENALIZED_BATCHES, systems, strict=True):
+            for quantity, value in zip(quantities[-3:], measure_penalized(batch), strict=True):
+                quantity.samples[system].append(value)
     for quantity in quantities:
         report.add(quantity)
     report.finish()

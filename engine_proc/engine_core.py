@@ -37,8 +37,7 @@ from headrace.engine_proc.scheduling.step_time_model import StepTimeModel
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.sequence.sequence_output import SequenceOutput
-from headrace.engine_proc.step.draft_step import build_draft_step
-from headrace.engine_proc.step.step_builder import build_step, fill_masks
+from headrace.engine_proc.step.step_builder import StepBuilder, fill_masks
 from headrace.exit_status import ExitStatus
 from headrace.ipc.messages import (
     Abort,
@@ -107,6 +106,7 @@ class EngineCore:
         self._sends_full_ahead = (
             config.embedding_size is not None and config.async_scheduling is None
         )
+        self._builder = StepBuilder(config.execution.max_num_seqs)
         self._sent: list[tuple[list[Chunk], Step]] = []  # that have no result yet, the oldest first
         self._began_at = 0.0  # when the workers were free for the oldest
         self._step_limit = OomBackoff()
@@ -321,8 +321,7 @@ class EngineCore:
         self, generated: "array[int]", sequence: Sequence, num_published: int = 0
     ) -> bool:
         """Give a sequence tokens that were generated before; return whether it takes any."""
-        most = sequence.request.max_tokens - 1  # an end is sent with the last token
-        generated = generated[:most]
+        generated = generated[: sequence.request.max_tokens - 1]  # an end comes with the last one
         if generated and generated[-1] in sequence.request.stop_token_ids:
             generated.pop()
         sequence.tokens.extend(generated)
@@ -370,6 +369,7 @@ class EngineCore:
         if is_for_memory and (num_tokens := self._scheduler.tokens_in_step):
             self._step_limit.failed(num_tokens)
         deadly = self._scheduler.lose_workers(blames=not (is_for_memory or death.is_from_outside))
+        self._builder.start_over()
         self._sent.clear()
         self._set_step_deadline()
         if deadly is not None:
@@ -473,7 +473,7 @@ class EngineCore:
         for chunk in chunks:
             if not chunk.is_decode:
                 chunk.sequence.scheduled_ns = chunk.sequence.scheduled_ns or now_ns
-        step = build_draft_step(chunks) if chunks[0].is_draft else build_step(chunks)
+        step = self._builder.build(chunks)
         workers.start(step)
         self._sent.append((chunks, step))
         if len(self._sent) == 1:
@@ -546,6 +546,7 @@ class EngineCore:
         chunks, step = self._sent[0]
         for _ in self._sent[1:]:
             workers.finish()
+        self._builder.start_over()
         self._sent.clear()
         self._set_step_deadline()
         self._scheduler.retry()

@@ -8,6 +8,7 @@
 //   Finding the best takes 2 us where the executor has not.
 
 #include "cpu/thread_pool.h"
+#include "sampling/histories.h"
 #include "sampling/sampler_row.h"
 
 #include <new>
@@ -20,13 +21,14 @@ struct SampleStep { // cpu_sampler.py
     const float *logits;
     const float *maxima; // [rows, num_blocks_of(vocab_size)], of each 64 logits of a row, or null
     const SamplingRow *rows;
-    RowContext context;
+    const int32_t *bias_tokens;
+    const float *bias;
     const uint32_t *masks;    // [masks, mask_words], a bit for each token that may be chosen
     const int32_t *mask_rows; // [rows], the row of `masks`, or -1; null where there are none
     int32_t *token_ids;       // out, [rows]
     char *logprobs;           // out, 8 * (num_logprobs + 1) bytes per row
     int64_t stride, mask_words;
-    int32_t num_rows, num_history, num_bias;
+    int32_t num_rows, num_bias;
 };
 
 class Sampler {
@@ -38,11 +40,16 @@ public:
         }
     }
 
+    bool update(const HistoryUpdate *updates, int32_t num_updates, const int32_t *tokens,
+                int64_t num_tokens) {
+        return histories_.update(updates, num_updates, tokens, num_tokens);
+    }
+
     bool is_valid(const SampleStep &step) const {
         for (int i = 0; i < step.num_rows; ++i) {
             const SamplingRow &row = step.rows[i];
             if (row.target >= vocab_size_ || row.num_logprobs < -1 ||
-                !is_within(row.history_start, row.num_history, step.num_history) ||
+                !histories_.have(row.history_slot, row.num_history) ||
                 !is_within(row.bias_start, row.num_bias, step.num_bias)) {
                 return false;
             }
@@ -64,7 +71,10 @@ public:
                 step.maxima ? step.maxima + int64_t(i) * num_blocks_of(vocab_size_) : nullptr;
             const int32_t mask_row = step.mask_rows ? step.mask_rows[i] : -1;
             const uint32_t *mask = mask_row < 0 ? nullptr : step.masks + mask_row * step.mask_words;
-            step.token_ids[i] = threads_[thread].choose(logits, maxima, row, step.context, mask);
+            const RowContext context = {row.num_history ? histories_.tokens_of(row.history_slot)
+                                                        : nullptr,
+                                        step.bias_tokens, step.bias};
+            step.token_ids[i] = threads_[thread].choose(logits, maxima, row, context, mask);
             if (row.num_logprobs >= 0) {
                 threads_[thread].report(logits, maxima, step.token_ids[i], row.num_logprobs,
                                         logprobs_[i]);
@@ -100,6 +110,7 @@ private:
     ThreadPool pool_;
     std::vector<RowSampler> threads_;
     std::vector<char *> logprobs_; // where each row's go
+    Histories histories_;
 };
 
 } // namespace
@@ -127,6 +138,18 @@ void *headrace_sampler_create(int32_t vocab_size, int32_t num_threads, int32_t i
 
 void headrace_sampler_destroy(void *sampler) {
     delete static_cast<Sampler *>(sampler);
+}
+
+// 0, or 1 when an update has no slot, leaves a gap or lacks tokens, or 2 when memory does not
+// suffice. Rows see the tokens from here on.
+int32_t headrace_sampler_update(void *sampler, const headrace::HistoryUpdate *updates,
+                                int32_t num_updates, const int32_t *tokens, int64_t num_tokens) {
+    try {
+        auto &self = *static_cast<Sampler *>(sampler);
+        return self.update(updates, num_updates, tokens, num_tokens) ? 0 : 1;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
 }
 
 // 0, or 1 when a row points out of range, or 2 when memory does not suffice.

@@ -185,7 +185,7 @@ const float *RowSampler::adjust(const float *logits, const SamplingRow &row,
         }
     }
     if (row.num_history > 0) {
-        penalize(row, context.history + row.history_start);
+        penalize(row, context.history);
     }
     return adjusted_.data();
 }

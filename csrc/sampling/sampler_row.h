@@ -11,12 +11,12 @@ struct SamplingRow { // worker_messages.SamplingRow; a test compares both
     float temperature, top_p, min_p;
     float presence_penalty, frequency_penalty, repetition_penalty;
     int32_t top_k, num_logprobs, target;
-    int32_t history_start, num_prompt, num_history;
+    int32_t history_slot, num_prompt, num_history;
     int32_t bias_start, num_bias;
 };
 static_assert(sizeof(SamplingRow) == 72, "as worker_messages.SAMPLING_ROW");
 
-// The arrays that a row points into.
+// What a row points into: the tokens of its slot, and the arrays of biases.
 struct RowContext {
     const int32_t *history;
     const int32_t *bias_tokens;

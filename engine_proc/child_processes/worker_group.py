@@ -1,7 +1,8 @@
 """The engine's workers: their processes and channels, and their replacement after a death.
 
-A worker's only state of a sequence is its keys and values. They outlive it in shared memory
-(`cache_memory.py`), or new workers recompute them.
+A worker's only state of a sequence is its keys and values, and what penalties look at. The first
+outlive it in shared memory (`cache_memory.py`), or new workers recompute them. The second is sent
+again.
 """
 
 import logging
@@ -64,8 +65,9 @@ def step_bytes(config: ExecutionConfig) -> int:
     table = config.max_num_seqs * -(-config.max_model_len // MIN_PAGE_TOKENS) * 4
     per_token = 16 + 20 + 4 + SAMPLING_ROW.size  # the second is of images, the third of relays
     num_tokens = max(config.max_num_batched_tokens, config.max_model_len)  # encoders cut nothing
-    per_draw = 4 * config.max_model_len + 8 * MAX_BIASES + 4 + 4 + 4  # the last: adapters, pages
-    return table + per_token * num_tokens + per_draw * max_draws(config) + 4096
+    per_draw = 8 * MAX_BIASES + 4 + 4 + 4  # the last are of adapters and pages
+    histories = (4 * config.max_model_len + 12) * config.max_num_seqs
+    return table + per_token * num_tokens + per_draw * max_draws(config) + histories + 4096
 
 
 def max_draws(config: ExecutionConfig) -> int:

@@ -3,16 +3,21 @@
 from array import array
 
 from headrace.engine_proc.sequence.chunk import Chunk
+from headrace.engine_proc.step.history_slots import HistorySlots
+from headrace.engine_proc.step.page_columns import page_columns
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
-from headrace.engine_proc.step.step_builder import page_columns
 from headrace.ipc.worker_messages import Step
 
 
-def build_draft_step(chunks: list[Chunk]) -> Step:
-    """Flatten chunks of the draft model into the message that workers run."""
+def build_draft_step(chunks: list[Chunk], histories: HistorySlots | None = None) -> Step:
+    """Flatten chunks of the draft model into the message that workers run.
+
+    Args:
+        histories: as in `build_step`.
+    """
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, masked_rows = array("i"), array("i")
-    sampling = SamplingMetadata()
+    sampling = SamplingMetadata(histories or HistorySlots(len(chunks)))
     for row, chunk in enumerate(chunks):
         sequence, num_known = chunk.sequence, len(chunk.sequence.tokens)
         token_ids += sequence.tokens[chunk.start : chunk.end]
@@ -24,6 +29,7 @@ def build_draft_step(chunks: list[Chunk]) -> Step:
         if chunk.is_last:
             if sequence.is_masked:
                 masked_rows.append(len(logit_rows))
+            sampling.tell(sequence, num_known, sequence.drafts)
             sampling.draft(sequence, chunk.end, sequence.drafts)
             logit_rows.append(len(token_ids) - 1)
     page_table, page_counts = page_columns(chunks)
@@ -40,4 +46,5 @@ def build_draft_step(chunks: list[Chunk]) -> Step:
         masked_rows=masked_rows.tobytes(),
         is_draft=True,
         page_counts=page_counts,
+        history_updates=sampling.history_updates.tobytes(),
     )

@@ -8,6 +8,7 @@ from array import array
 from operator import attrgetter
 
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.history_slots import HistorySlots
 from headrace.ipc.messages import Sampling
 from headrace.ipc.worker_messages import SAMPLING_CODES, SAMPLING_ROW, SamplingRow, sampling_offset
 
@@ -20,7 +21,7 @@ POSITION = struct.Struct("<" + SAMPLING_CODES["position"])
 POSITION_AT = sampling_offset("position")
 NUM_LOGPROBS = struct.Struct("<" + SAMPLING_CODES["num_logprobs"])
 NUM_LOGPROBS_AT = sampling_offset("num_logprobs")
-HISTORY_AND_BIAS = ("history_start", "num_prompt", "num_history", "bias_start", "num_bias")
+HISTORY_AND_BIAS = ("history_slot", "num_prompt", "num_history", "bias_start", "num_bias")
 PLACES = struct.Struct("<" + "".join(SAMPLING_CODES[name] for name in HISTORY_AND_BIAS))
 PLACES_AT = sampling_offset(HISTORY_AND_BIAS[0])
 assert SamplingRow._fields[-len(HISTORY_AND_BIAS) :] == HISTORY_AND_BIAS, "they end the row"
@@ -32,25 +33,54 @@ REST = SAMPLING_ROW.pack(*SamplingRow())[REQUEST.size :]  # of a row without his
 
 
 class SamplingMetadata:
-    """Collects the sampling columns of a `worker_messages.Step`."""
+    """Collects the sampling columns of a `worker_messages.Step`.
 
-    def __init__(self) -> None:
+    Args:
+        histories: what workers know from the steps before; they will know what is collected, too.
+    """
+
+    def __init__(self, histories: HistorySlots) -> None:
+        histories.drop_ended()
+        self._histories = histories
         self.rows = bytearray()
         self.history = array("i")
+        self.history_updates = array("i")
         self.bias_tokens = array("i")
         self.bias = array("f")
+
+    def tell(self, sequence: Sequence, end: int, drafts: "array[int]") -> None:
+        """Add what workers do not know of a sequence with penalties, before any row that draws.
+
+        Args:
+            end: so many tokens it has; the last may be being sampled by the step before.
+            drafts: of the rows that come; they are told again, or replaced, the next time.
+        """
+        first = first_penalized(sequence)
+        if first is None:
+            return
+        slot = self._histories.find(sequence)
+        start, slot.num_known = slot.num_known, end - first
+        assert start <= slot.num_known, "workers know more than there is"
+        new = sequence.tokens[first + start :]
+        if len(sequence.tokens) < end:
+            new.append(-1 - sequence.row)
+        new += drafts
+        if new:
+            self.history_updates.extend((slot.number, start, len(new)))
+            self.history += new
 
     def draw(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
         """Add the row that draws the token at `position`, after a sequence's tokens and `drafts`.
 
-        The last of its tokens may not be known yet, unless it `looks_back`.
+        The last of its tokens may not be known yet, unless it `looks_back`. Those of one with
+        penalties are told.
         """
         row = sequence.sampling_row
         if not row:
             row += pack(sequence.request.sampling)
         POSITION.pack_into(row, POSITION_AT, position)
         if not sequence.is_plain:
-            history = self._add_history(sequence, position, drafts)
+            history = self._history(sequence, position)
             bias_start = len(self.bias)
             self._add_bias(sequence, position, drafts)
             num_bias = len(self.bias) - bias_start
@@ -70,20 +100,14 @@ class SamplingMetadata:
         row = SamplingRow(position=position, num_logprobs=num_logprobs, target=token)
         self.rows += SAMPLING_ROW.pack(*row)
 
-    def _add_history(
-        self, sequence: Sequence, position: int, drafts: "array[int]"
-    ) -> tuple[int, int, int]:
-        """Add the tokens that penalties look at; return where, how many of them are the prompt's,
+    def _history(self, sequence: Sequence, position: int) -> tuple[int, int, int]:
+        """Return where the tokens are that penalties look at, how many of them are the prompt's,
         and how many there are."""
-        start, sampling = len(self.history), sequence.request.sampling
-        counts_prompt = sampling.repetition_penalty != 1
-        if not (counts_prompt or sampling.presence_penalty or sampling.frequency_penalty):
-            return start, 0, 0
-        self.history += (sequence.tokens if counts_prompt else sequence.generated) + drafts
-        if len(sequence.tokens) + len(drafts) < position:  # the last token is being sampled
-            self.history.append(-1 - sequence.row)
-        num_prompt = sequence.num_prompt if counts_prompt else 0
-        return start, num_prompt, len(self.history) - start
+        first = first_penalized(sequence)
+        if first is None:
+            return 0, 0, 0
+        number = self._histories.find(sequence).number
+        return number, sequence.num_prompt - first, position - first
 
     def _add_bias(self, sequence: Sequence, position: int, drafts: "array[int]") -> None:
         sampling = sequence.request.sampling
@@ -108,6 +132,14 @@ def pack(
     row = bytearray(REQUEST.pack(seed, position, *others, num_logprobs) + REST)
     PLACES.pack_into(row, PLACES_AT, *history, *bias)
     return bytes(row)
+
+
+def first_penalized(sequence: Sequence) -> int | None:
+    """Return from which token on a sequence's penalties look at it; None is without any."""
+    sampling = sequence.request.sampling
+    if sampling.repetition_penalty != 1:
+        return 0
+    return sequence.num_prompt if sampling.presence_penalty or sampling.frequency_penalty else None
 
 
 def banned_tokens(sequence: Sequence, position: int, drafts: "array[int]") -> list[int]:

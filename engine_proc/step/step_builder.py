@@ -1,4 +1,4 @@
-"""Builds the `Step` message for the workers from the chunks of the scheduler."""
+"""Builds the `Step` messages for the workers from the chunks of the scheduler."""
 
 from array import array
 
@@ -6,7 +6,10 @@ from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.pooled_adapter import NO_SLOT, slot_of
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.engine_proc.shm.grammar_bitmask import GrammarBitmask
+from headrace.engine_proc.step.draft_step import build_draft_step
+from headrace.engine_proc.step.history_slots import HistorySlots
 from headrace.engine_proc.step.image_columns import ImageColumns
+from headrace.engine_proc.step.page_columns import page_columns
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
 from headrace.ipc.worker_messages import Step
 
@@ -14,12 +17,36 @@ UNKNOWN = 0  # a token
 KNOWN = -1  # the row of a relay
 
 
-def build_step(chunks: list[Chunk]) -> Step:
-    """Flatten chunks into the message that workers run. See `worker_messages.Step`."""
+class StepBuilder:
+    """Builds all steps, those of the draft model included, in the order in which workers run them.
+
+    Args:
+        max_num_seqs: no step has more sequences.
+    """
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._histories = HistorySlots(max_num_seqs)
+
+    def build(self, chunks: list[Chunk]) -> Step:
+        """Return the step of some chunks of the model, or of the draft model."""
+        build = build_draft_step if chunks[0].is_draft else build_step
+        return build(chunks, self._histories)
+
+    def start_over(self) -> None:
+        """Note that workers may know nothing of the steps so far: those in flight are lost."""
+        self._histories.forget()
+
+
+def build_step(chunks: list[Chunk], histories: HistorySlots | None = None) -> Step:
+    """Flatten chunks into the message that workers run. See `worker_messages.Step`.
+
+    Args:
+        histories: what workers know from steps before; nothing by default.
+    """
     token_ids, positions, rows_of = array("i"), array("i"), array("i")
     logit_rows, pooled_rows, masked_rows = array("i"), array("i"), array("i")
     token_sources: dict[int, int] = {}  # rows of the step before, by token
-    sampling = SamplingMetadata()
+    sampling = SamplingMetadata(histories or HistorySlots(len(chunks)))
     for row, chunk in enumerate(chunks):
         sequence, first_row = chunk.sequence, len(token_ids)
         known = sequence.tokens[chunk.start : chunk.start + chunk.count]
@@ -44,6 +71,7 @@ def build_step(chunks: list[Chunk]) -> Step:
             logit_rows.append(first_row + position - chunk.start)
             sampling.watch(sequence, position + 1)
         if chunk.is_last and sequence.generates:
+            sampling.tell(sequence, chunk.end, chunk.drafts)
             for num_drafts in range(len(chunk.drafts) + 1):
                 if sequence.is_masked:
                     masked_rows.append(len(logit_rows))
@@ -76,18 +104,8 @@ def build_step(chunks: list[Chunk]) -> Step:
         state_ends=state_ends,
         adapters=b"" if max(adapters) == NO_SLOT else adapters.tobytes(),
         page_counts=page_counts,
+        history_updates=sampling.history_updates.tobytes(),
     )
-
-
-def page_columns(chunks: list[Chunk]) -> tuple[bytes, bytes]:
-    """Return the pages of all chunks' sequences in order, and how many each has.
-
-    The second column is empty where all have as many.
-    """
-    rows = [chunk.sequence.pages for chunk in chunks]
-    counts = array("i", map(len, rows))
-    is_even = counts.count(counts[0]) == len(counts)
-    return b"".join(rows), b"" if is_even else counts.tobytes()
 
 
 def state_columns(chunks: list[Chunk]) -> tuple[bytes, bytes, bytes]:

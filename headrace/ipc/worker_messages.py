@@ -19,7 +19,8 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     """The batch of one step: engine -> every worker. Arrays are little-endian.
 
     The first five fields are those of `executor.Batch`. `rows` has a `SAMPLING_ROW` for each of
-    `logit_rows`, which points into `history`, the tokens penalties look at, and into the biases.
+    `logit_rows`, which points into the biases. With penalties it names a slot of the worker, which
+    has the tokens that they look at. A step brings what is new of them, before its rows are drawn.
     """
 
     token_ids: bytes  # i32
@@ -28,7 +29,7 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     page_table: bytes  # i32, the pages of each sequence, one after the other
     logit_rows: bytes  # i32
     rows: bytes
-    history: bytes = b""  # i32; -1 - r is the token that row r of the step before draws
+    history: bytes = b""  # i32, for slots; -1 - r is what row r of the step before draws
     bias_tokens: bytes = b""  # i32
     bias: bytes = b""  # f32, added to those tokens' logits; minus infinity bans
     pooled_rows: bytes = b""  # i32, the last token of each sequence whose embedding is wanted
@@ -51,6 +52,9 @@ class Step(Message, tag="step", frozen=True, kw_only=True):
     adapters: bytes = b""  # i32, by sequence: the slot of its adapter, -1 for none; empty: none
     is_draft: bool = False  # what drafts computes it, in its own part of pages with these numbers
     page_counts: bytes = b""  # i32, by sequence: how many pages it has; empty: all have as many
+    # i32, three of each sequence with penalties that has new tokens: its slot, where in it they
+    # begin, and how many of `history` they are. What the slot has from there on goes.
+    history_updates: bytes = b""
 
     @property
     def num_tokens(self) -> int:
@@ -134,7 +138,7 @@ class SamplingRow(NamedTuple):
     top_k: I32 = 0
     num_logprobs: I32 = -1  # likeliest tokens to report; -1 is no logprobs
     target: I32 = -1  # the token to report instead of sampling; -1 is none
-    history_start: I32 = 0
+    history_slot: I32 = 0  # whose first `num_history` tokens penalties look at
     num_prompt: I32 = 0  # so many tokens of the history, its first, are the prompt's
     num_history: I32 = 0
     bias_start: I32 = 0

@@ -248,15 +248,14 @@ def run_step(data: bytes) -> None:
     rows = bytearray()
     for _ in range(num_rows):
         floats = np.frombuffer(pieces.take(4 * len(FLOATS)), np.float32)
-        top_k, num_logprobs, target, start, count = struct.unpack(
-            "<5i", column(5, 2).ljust(20)[:20]
-        )
+        numbers = struct.unpack("<5i", column(5, 2).ljust(20)[:20])
+        top_k, num_logprobs, target, start, count = numbers
         row = SamplingRow(
             **dict(zip(FLOATS, floats, strict=True)),
             top_k=top_k,
             num_logprobs=min(num_logprobs, 200),
             target=target,
-            history_start=start,
+            history_slot=start,
             num_prompt=min(start, 1),
             num_history=count,
             bias_start=start,
@@ -271,6 +270,7 @@ def run_step(data: bytes) -> None:
         logit_rows=column(num_rows, num_tokens),
         rows=bytes(rows),
         history=column(3, SPEC.vocab_size),
+        history_updates=column(3, 3),
         bias_tokens=column(3, SPEC.vocab_size),
         bias=pieces.take(12),
     )

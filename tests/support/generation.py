@@ -12,7 +12,7 @@ from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import Sequence
-from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.step.step_builder import StepBuilder
 from headrace.engine_proc.worker.execution.cpu_sampler import Sampler
 from headrace.engine_proc.worker.execution.executor import Executor
 from headrace.engine_proc.worker.execution.runner import GenerationRunner
@@ -68,6 +68,7 @@ class Generation:
         self._depth = depth
         self._num_requests = 0
         self._open: list[tuple[list[Chunk], Step]] = []
+        self._builder = StepBuilder(max_num_seqs)
         self.slots = StateSlots(num_states)
         self.scheduler = Scheduler(
             PagePool(num_pages, PAGE_TOKENS),
@@ -102,6 +103,7 @@ class Generation:
         self._send()
         self.scheduler.lose_workers()
         self.scheduler.recompute()
+        self._builder.start_over()
         self._open.clear()
         self.start_worker()
 
@@ -111,12 +113,13 @@ class Generation:
         if self._open:
             self._runner.run(self._open[0][1])
             self.scheduler.retry()
+            self._builder.start_over()
             self._open.clear()
 
     def _send(self) -> bool:
         chunks = self.scheduler.schedule()
         if chunks:
-            self._open.append((chunks, build_step(chunks)))
+            self._open.append((chunks, self._builder.build(chunks)))
         return bool(chunks)
 
     def step(self) -> None:

@@ -1,11 +1,18 @@
 """Sampling written down plainly in numpy, one row after another: what `Sampler` must equal."""
 
 import struct
+from collections.abc import Sequence as Items
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.engine_proc.worker.execution.cpu_sampler import NO_MASKS, NO_TOKENS, ROW, Masks
+from headrace.engine_proc.worker.execution.cpu_sampler import (
+    NO_MASKS,
+    NO_TOKENS,
+    ROW,
+    Masks,
+    Sampler,
+)
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
 
 Doubles = npt.NDArray[np.float64]
@@ -24,16 +31,23 @@ def make_rows(num_rows: int, **fields: float) -> Rows:
     return rows
 
 
+def tell(sampler: Sampler, histories: Items[Int32s]) -> None:
+    """Give a sampler whole histories, by slot."""
+    updates = [(slot, 0, len(own)) for slot, own in enumerate(histories)]
+    tokens = np.concatenate([NO_TOKENS, *histories])
+    sampler.update_histories(np.array(updates, np.int32).reshape(-1), tokens)
+
+
 def sample(
     logits: Floats,
     rows: Rows,
-    history: Int32s,
+    histories: Items[Int32s],
     bias_tokens: Int32s,
     bias: Floats,
     masked_rows: Int32s = NO_TOKENS,
     masks: Masks = NO_MASKS,
 ) -> tuple[Int32s, bytes]:
-    """Return what `Sampler.sample` does."""
+    """Return what `Sampler.sample` does, of one that was told these histories."""
     tokens, logprobs = np.empty(len(rows), np.int32), b""
     mask_of = dict(zip(masked_rows.tolist(), masks, strict=True))
     for place, row in enumerate(rows):
@@ -41,7 +55,7 @@ def sample(
             tokens[place] = row["target"]
         else:
             masked = apply_mask(logits[place], mask_of.get(place))
-            biased = penalize(add_biases(masked, row, bias_tokens, bias), row, history)
+            biased = penalize(add_biases(masked, row, bias_tokens, bias), row, histories)
             nothing_left = place in mask_of and biased.max() == -np.inf
             tokens[place] = choose(masked if nothing_left else biased, row)
         if row["num_logprobs"] >= 0:
@@ -66,10 +80,11 @@ def add_biases(logits: Floats, row: np.void, tokens: Int32s, bias: Floats) -> Fl
     return biased
 
 
-def penalize(logits: Floats, row: np.void, history: Int32s) -> Floats:
+def penalize(logits: Floats, row: np.void, histories: Items[Int32s]) -> Floats:
     """Return the logits less what the row's history costs them."""
-    start = row["history_start"]
-    seen = history[start : start + row["num_history"]]
+    if not row["num_history"]:
+        return logits
+    seen = histories[row["history_slot"]][: row["num_history"]]
     generated = np.bincount(seen[row["num_prompt"] :], minlength=len(logits)).astype(np.float32)
     repetition = np.ones_like(logits)
     repetition[seen] = row["repetition_penalty"]

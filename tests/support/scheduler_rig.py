@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from page_rows import page_rows
@@ -22,8 +23,7 @@ from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.chunk import Chunk
 from headrace.engine_proc.sequence.sequence import NO_STATE, Sequence
 from headrace.engine_proc.sequence.sequence_output import SequenceOutput
-from headrace.engine_proc.step.draft_step import build_draft_step
-from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.step.step_builder import StepBuilder, build_step
 from headrace.ipc.messages import FinishReason, GenerateRequest, Sampling, request_id
 from headrace.ipc.token_logprobs import PAIR, ROW
 from headrace.ipc.worker_messages import Step, StepResult
@@ -35,6 +35,7 @@ PLAIN = Sampling()
 WATCHED = Sampling(prompt_logprobs=0)
 TOLD = Sampling(logprobs=2)
 PENALIZED = Sampling(repetition_penalty=2)
+TEXT_PENALIZED = Sampling(presence_penalty=1)  # it looks at what is generated alone
 
 
 def next_token(tokens: Items[int]) -> int:
@@ -130,6 +131,7 @@ class FakeWorker:
         if shares_pages:
             self.drafted = self._cache
         self._states: dict[int, list[int]] = {}  # the tokens behind which each slot's state is
+        self.histories: dict[int, list[int]] = {}  # by slot
         self._drawn: list[int] = []  # in the last step
 
     def run(self, chunks: list[Chunk]) -> ResultReader:
@@ -156,7 +158,7 @@ class FakeWorker:
             page = pages[owner][position // self._page_tokens]
             cache[page][position % self._page_tokens] = token
         states = self._run_states(step, ids, positions, owners)
-        history = [x if x >= 0 else self._drawn[-1 - x] for x in array("i", step.history)]
+        self._update_histories(step)
         drawn, logprobs = [], b""
         rows = sampling_rows(step.rows)
         for place, row in zip(array("i", step.logit_rows), rows, strict=True):
@@ -168,15 +170,29 @@ class FakeWorker:
             if step.is_draft and sum(seen) % 4 == 0:  # it lies
                 said = (said + 1) % VOCABULARY
             assert row.position == positions[place] + 1
-            if row.num_history and not step.is_draft:
-                end = row.history_start + row.num_history
-                assert history[row.history_start : end] == cached[: row.position]
+            if row.num_history:
+                own = self.histories[row.history_slot][: row.num_history]
+                assert len(own) == row.num_history
+                assert row.num_history == row.position or not row.num_prompt
+                first = row.position - row.num_history
+                assert step.is_draft or own == cached[first : row.position]
             drawn.append(said if row.target < 0 else row.target)
             if row.num_logprobs >= 0:
                 logprob = math.log(0.5) if step.is_draft else said
                 logprobs += ROW.pack(logprob, row.position) + PAIR.pack(said, 0) * row.num_logprobs
         self._drawn = drawn
         return StepResult(array("i", drawn).tobytes(), logprobs)
+
+    def _update_histories(self, step: Step) -> None:
+        """Put the tokens of a step into their slots; what was there from their start on goes."""
+        tokens = iter(array("i", step.history))
+        numbers = iter(array("i", step.history_updates))
+        for slot, start, count in zip(numbers, numbers, numbers, strict=True):
+            own = self.histories.setdefault(slot, [])
+            assert start <= len(own), "a gap"
+            new = [x if x >= 0 else self._drawn[-1 - x] for x in islice(tokens, count)]
+            own[start:] = new
+        assert not [*tokens]
 
     def _run_states(
         self, step: Step, ids: Items[int], positions: Items[int], owners: Items[int]
@@ -223,6 +239,7 @@ class Rig:
         self.said: dict[int, list[int]] = {}
         self.finished: dict[int, FinishReason] = {}
         self.open: list[tuple[list[Chunk], Step]] = []
+        self.builder = StepBuilder(self.max_num_seqs)
 
     @classmethod
     def make(
@@ -261,6 +278,7 @@ class Rig:
             self.worker.run_step(step)
         self.scheduler.lose_workers()
         self.scheduler.recompute()
+        self.builder.start_over()
         self.open.clear()
         self.worker = self.worker.__class__(self.pool, shares_pages=self.worker.shares_pages)
         assert not self.scheduler.running
@@ -275,6 +293,8 @@ class Rig:
         for _, step in self.open[:1]:
             self.worker.run_step(step)
         self.scheduler.lose_workers()
+        self.builder.start_over()
+        self.worker.histories.clear()
         self.open.clear()
         self.check_pages()
 
@@ -287,6 +307,8 @@ class Rig:
         chunks, step = self.open[0]
         self.worker.run_step(step)
         self.scheduler.retry()
+        self.builder.start_over()
+        self.worker.histories.clear()  # of some sequences it may have none of the last tokens
         self.open.clear()
         self.limit.failed(sum(chunk.num_tokens for chunk in chunks))
         self.check_pages()
@@ -303,8 +325,9 @@ class Rig:
             0 < chunk.count <= chunk.sequence.num_computable - chunk.start for chunk in chunks
         )
         assert len({id(chunk.sequence) for chunk in chunks}) == len(chunks)
-        build = build_draft_step if chunks[0].is_draft else build_step
-        self.open.append((chunks, build(chunks)))
+        step = self.builder.build(chunks)
+        assert all(row.history_slot < self.max_num_seqs for row in sampling_rows(step.rows))
+        self.open.append((chunks, step))
         self.check_pages()
         return True
 

@@ -29,7 +29,8 @@ EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32")
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8, "seed": 3, "logprobs": 2},
-    {"temperature": 1, "seed": 4, "frequency_penalty": 0.5, "logit_bias": {"9": 2}},
+    {"temperature": 1, "seed": 4, "logit_bias": {"9": 2}}
+    | {"frequency_penalty": 0.5, "presence_penalty": 0.2, "repetition_penalty": 1.1},
     {"temperature": 0.6, "seed": 5, "regex": "([a-f]{4}-){8}"},
 )
 BODIES: list[dict[str, Any]] = [

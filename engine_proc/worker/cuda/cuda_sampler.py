@@ -7,17 +7,61 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headrace.engine_proc.worker.cuda.host_to_device import sent
 from headrace.engine_proc.worker.cuda.kernels.grammar_mask import apply_mask
 from headrace.engine_proc.worker.cuda.kernels.logit_bias import add_biases
 from headrace.engine_proc.worker.cuda.kernels.logprobs import report
 from headrace.engine_proc.worker.cuda.kernels.penalties import Penalties, penalize
 from headrace.engine_proc.worker.cuda.row_draws import PLACES, RowDraws
-from headrace.engine_proc.worker.execution.cpu_sampler import ROW
+from headrace.engine_proc.worker.execution.cpu_sampler import ROW, UPDATE_NUMBERS
 from headrace.engine_proc.worker.execution.executor import Int32s
-from headrace.engine_proc.worker.execution.runner import MaskSource
+from headrace.engine_proc.worker.execution.runner import MaskSource, optional
 from headrace.ipc.worker_messages import Step
 
 Rows = npt.NDArray[np.void]
+
+PIECE_TOKENS = 1 << 16  # sent at once: whole histories of many sequences may come in one step
+MOST_INT32 = (1 << 31) - 1
+
+
+class DeviceHistories:
+    """What penalties look at: the tokens of sequences, each in a slot, from step to step.
+
+    All slots are there from the start, as long as a sequence can be, so the memory plan counts
+    them.
+    """
+
+    def __init__(self, num_slots: int, num_tokens: int, device: torch.device) -> None:
+        self._num_tokens = num_tokens
+        size = num_slots * num_tokens
+        self._dtype = torch.int32 if size <= MOST_INT32 else torch.int64
+        self.tokens = torch.empty(size, dtype=torch.int32, device=device)
+
+    def starts(self, slots: Tensor) -> Tensor:
+        """Return where the tokens of slots begin."""
+        return slots.to(self._dtype) * self._num_tokens
+
+    def update(self, step: Step, drawn: Tensor) -> None:
+        """Put the new tokens of a step into their slots.
+
+        Args:
+            drawn: by the step before, [rows], int32; this step has not drawn yet.
+        """
+        updates = optional(step.history_updates)
+        if updates is None:
+            return
+        slots, starts, counts = updates.reshape(-1, UPDATE_NUMBERS).astype(np.int64).T
+        assert (starts + counts <= self._num_tokens).all(), "a history is longer than its slot"
+        first_places = slots * self._num_tokens + starts - (counts.cumsum() - counts)
+        tokens = np.frombuffer(step.history, np.int32)
+        places = np.repeat(first_places, counts) + np.arange(len(tokens))
+        for first in range(0, len(tokens), PIECE_TOKENS):
+            part = slice(first, first + PIECE_TOKENS)
+            pair = torch.from_numpy(np.stack([places[part], tokens[part]]))
+            where, new = sent(pair, self.tokens.device)
+            if (tokens[part] < 0).any():
+                new = torch.where(new < 0, drawn[(-1 - new).clamp(min=0)].long(), new)
+            self.tokens[where] = new.int()
 
 
 @dataclass(frozen=True)
@@ -36,14 +80,19 @@ class CudaSampler:
         device: "cpu" where kernels are interpreted.
     """
 
-    def __init__(self, device: torch.device, draws: RowDraws) -> None:
+    def __init__(self, device: torch.device, draws: RowDraws, histories: DeviceHistories) -> None:
         self._device = device
         self._draws = draws
+        self._histories = histories
 
     def send_rows(self, step: Step) -> None:
-        """Send a step's rows before its forward pass, so that no copy comes before the draw."""
+        """Send a step's rows before its forward pass, so that no copy comes before the draw.
+
+        So are what is new of its histories, and what the step before has drawn of them.
+        """
         if step.rows:
             self._draws.send(np.frombuffer(step.rows, np.int32))
+            self._histories.update(step, self._draws.drawn)
 
     def sample(self, logits: Tensor, step: Step, masks_of: MaskSource) -> Drawn:
         """Choose a token for each row that was sent; see `Sampler.sample`.
@@ -62,8 +111,7 @@ class CudaSampler:
         reported = np.flatnonzero(rows["num_logprobs"] >= 0)
         models_own = logits[self.send(reported)] if len(reported) else None
         columns = self._draws.columns(len(rows))
-        history = self.history_of(step) if step.history else None
-        self.adjust(logits, step, rows, columns, history)
+        self.adjust(logits, step, rows, columns)
         if len(masked_rows):
             masks = self.send(masks_of(len(masked_rows)).view(np.int32))
             masked = self.send(masked_rows)
@@ -81,17 +129,7 @@ class CudaSampler:
         reports = report(models_own, tokens[self.send(reported)], self.send(num_tops), most)
         return Drawn(tokens, reports, tuple(num_tops.tolist()))
 
-    def history_of(self, step: Step) -> Tensor:
-        """Return a step's history, with the tokens that the step before has drawn, int32."""
-        tokens = np.frombuffer(step.history, np.int32)
-        history = self.send(tokens)
-        if not (tokens < 0).any():
-            return history
-        return torch.where(history < 0, self._draws.drawn[(-1 - history).clamp(min=0)], history)
-
-    def adjust(
-        self, logits: Tensor, step: Step, rows: Rows, columns: Tensor, history: Tensor | None
-    ) -> None:
+    def adjust(self, logits: Tensor, step: Step, rows: Rows, columns: Tensor) -> None:
         """Add biases, then penalize, in place."""
         if step.bias:
             add_biases(
@@ -101,14 +139,14 @@ class CudaSampler:
                 self.send(np.frombuffer(step.bias_tokens, np.int32)),
                 self.send(np.frombuffer(step.bias, np.float32)),
             )
-        if history is not None:
-            have_history = np.flatnonzero(rows["num_history"] > 0)
+        have_history = np.flatnonzero(rows["num_history"] > 0)
+        if len(have_history):
             penalized = self.send(have_history)
             own = columns[penalized].T.contiguous()
             real = own.view(torch.float32)
             penalties = Penalties(
                 rows=penalized,
-                starts=own[PLACES["history_start"]],
+                starts=self._histories.starts(own[PLACES["history_slot"]]),
                 num_prompt=own[PLACES["num_prompt"]],
                 num_history=own[PLACES["num_history"]],
                 presence=real[PLACES["presence_penalty"]],
@@ -116,7 +154,7 @@ class CudaSampler:
                 repetition=real[PLACES["repetition_penalty"]],
             )
             most = int(rows["num_history"].max())
-            penalize(logits, penalties, history, most)
+            penalize(logits, penalties, self._histories.tokens, most)
 
     def send(self, numbers: npt.NDArray[np.generic]) -> Tensor:
         """Send numbers to the device, and wait for nothing; ours may be changed at once."""

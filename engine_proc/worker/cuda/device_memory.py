@@ -10,6 +10,7 @@ from headrace.engine_proc.worker.cuda.memory_plan import Figures, graph_bytes
 from headrace.engine_proc.worker.execution.out_of_memory import is_out_of_memory
 from headrace.errors import ConfigError
 
+FEWER_SEQUENCES = "lower --max-num-seqs or --max-model-len"
 SMALLER_STEP = "lower --max-num-batched-tokens or --max-num-seqs, or raise --tp"
 SMALLER_WEIGHTS = "use --quantization, a smaller model, or raise --tp"
 LESS_CACHE = "lower --gpu-memory-utilization or --kv-cache-memory-bytes, or use --enforce-eager"

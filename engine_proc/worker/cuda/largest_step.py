@@ -51,6 +51,7 @@ def largest_step(
         logit_rows=rows,
         rows=b"" if embeds else sampling * num_rows,
         history=bytes(4 * 2),
+        history_updates=np.array([0, 0, 2], np.int32).tobytes(),
         bias_tokens=bytes(4),
         bias=bytes(4),
         masked_rows=b"" if embeds else bytes(4),

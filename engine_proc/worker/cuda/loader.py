@@ -22,8 +22,9 @@ from headrace.engine_proc.worker.adapters.adapter_opener import AdaptedModel
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_page_copier import CudaPageCopier
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, DeviceHistories
 from headrace.engine_proc.worker.cuda.device_memory import (
+    FEWER_SEQUENCES,
     LESS_CACHE,
     SMALLER_STEP,
     SMALLER_WEIGHTS,
@@ -131,7 +132,8 @@ def load_on_gpu(
         )
         if execution.attention_backend == "flashinfer":
             executor.prompts = flashinfer_for(executor)
-    runner = runner_of(execution, executor, model, embeds)
+    with fitting("histories for penalties", FEWER_SEQUENCES):
+        runner = runner_of(execution, executor, model, embeds)
     own_bytes = executor.page_bytes, executor.state_bytes
     split = fit_cache(config, own_bytes, runner, buckets, host, memory, free_before)
     with fitting(f"{split.num_pages} pages and the graphs", LESS_CACHE):
@@ -321,7 +323,8 @@ def runner_of(
     if model.pooling is not None:
         embedder = Embedder(executor, normalize=model.pooling.normalize, dense=model.dense)
         return EmbeddingRunner(embedder)
-    sampler = CudaSampler(executor.device, executor.draws)
+    histories = DeviceHistories(config.max_num_seqs, config.max_model_len, executor.device)
+    sampler = CudaSampler(executor.device, executor.draws, histories)
     return CudaRunner(executor, sampler, phases(config.nvtx), embeds)
 
 

@@ -27,19 +27,17 @@ NO_TOKENS = np.empty(0, np.int32)
 NO_BIAS = np.empty(0, np.float32)
 NO_MASKS = np.empty((0, 0), np.uint32)
 MASK_TOKENS = 32  # of a word of a mask
+UPDATE_NUMBERS = 3  # of an update of a history: slot, start, count
 
 
 class SampleStep(Structure):
     """`SampleStep` of csrc/sampling/sampler.cpp."""
 
     _fields_ = (
-        *(
-            (name, c_void_p)
-            for name in ("logits", "maxima", "rows", "history", "bias_tokens", "bias")
-        ),
+        *((name, c_void_p) for name in ("logits", "maxima", "rows", "bias_tokens", "bias")),
         *((name, c_void_p) for name in ("masks", "mask_rows", "token_ids", "logprobs")),
         *((name, c_int64) for name in ("stride", "mask_words")),
-        *((name, c_int32) for name in ("num_rows", "num_history", "num_bias")),
+        *((name, c_int32) for name in ("num_rows", "num_bias")),
     )
 
 
@@ -70,11 +68,36 @@ class Sampler:
         if getattr(self, "state", None):
             self.core.headrace_sampler_destroy(self.state)
 
+    def update_histories(self, updates: Int32s, tokens: Int32s) -> None:
+        """Put tokens into slots, for rows to name. Slots come to be as they are named.
+
+        Args:
+            updates, tokens: `history_updates` and `history` of `worker_messages.Step`, all of them
+                known.
+
+        Raises:
+            ValueError: an update leaves a gap in its slot, or there are more tokens or fewer.
+        """
+        tokens = np.ascontiguousarray(tokens)
+        updates = np.ascontiguousarray(updates)
+        if len(updates) % UPDATE_NUMBERS:
+            raise ValueError(f"{len(updates)} numbers are no updates of histories")
+        status: int = self.core.headrace_sampler_update(
+            self.state,
+            updates.ctypes.data,
+            len(updates) // UPDATE_NUMBERS,
+            tokens.ctypes.data,
+            len(tokens),
+        )
+        if status == 1:
+            raise ValueError("an update of a history leaves a gap, or lacks a slot or tokens")
+        if status == 2:
+            raise MemoryError(f"{len(tokens)} tokens of histories do not fit")
+
     def sample(
         self,
         logits: Floats,
         rows: npt.NDArray[np.void],
-        history: Int32s = NO_TOKENS,
         bias_tokens: Int32s = NO_TOKENS,
         bias: Floats = NO_BIAS,
         masked_rows: Int32s = NO_TOKENS,
@@ -84,13 +107,13 @@ class Sampler:
         """Choose a token for each row.
 
         A row whose logits are all minus infinity gets token 0. Biases and penalties that leave no
-        token of a mask do not count in its row. Tokens beyond the vocabulary, in
-        `history` or among the biases, are passed over.
+        token of a mask do not count in its row. Tokens beyond the vocabulary, in a history or
+        among the biases, are passed over.
 
         Args:
             logits: [rows, vocab_size], not changed.
             rows: [rows] of `ROW`.
-            history, bias_tokens, bias: what the rows point into.
+            bias_tokens, bias: what the rows point into.
             masked_rows: the rows in which only some tokens may be chosen.
             masks: [masked_rows, words], a bit for each of these tokens, the lowest first. What they
                 do not reach, as in models that have more logits than tokens, is not chosen.
@@ -121,7 +144,7 @@ class Sampler:
             mask_rows[masked_rows] = np.arange(len(masks))
         if logits.strides[1] != logits.itemsize:
             logits = np.ascontiguousarray(logits)
-        arrays = [np.ascontiguousarray(array) for array in (rows, history, bias_tokens, bias)]
+        arrays = [np.ascontiguousarray(array) for array in (rows, bias_tokens, bias)]
         token_ids = np.empty(len(rows), np.int32)
         num_logprobs = max(0, int(np.add.reduce(rows["num_logprobs"])) + len(rows))  # -1: none
         logprobs = ctypes.create_string_buffer(8 * num_logprobs)
@@ -136,7 +159,6 @@ class Sampler:
             logits.strides[0] // logits.itemsize,
             masks.shape[1],
             len(rows),
-            len(history),
             len(bias),
         )
         status: int = self.core.headrace_sampler_sample(self.state, ctypes.byref(step))
@@ -153,6 +175,7 @@ def declare(core: ctypes.CDLL) -> ctypes.CDLL:
         ("create", c_void_p, (c_int32, c_int32, c_int32)),
         ("destroy", None, (c_void_p,)),
         ("sample", c_int32, (c_void_p, POINTER(SampleStep))),
+        ("update", c_int32, (c_void_p, c_void_p, c_int32, c_void_p, c_int64)),
     ):
         function = core[f"headrace_sampler_{name}"]
         function.restype = result

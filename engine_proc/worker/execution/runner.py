@@ -69,11 +69,15 @@ class GenerationRunner:
         executor = self._draft_model if step.is_draft else self._executor
         assert executor is not None
         logits = executor.logits(batch)
+        if step.history_updates:
+            self._sampler.update_histories(
+                np.frombuffer(step.history_updates, np.int32),
+                known(np.frombuffer(step.history, np.int32), self._drawn),
+            )
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         token_ids, logprobs = self._sampler.sample(
             logits.rows,
             np.frombuffer(step.rows, ROW),
-            known(np.frombuffer(step.history, np.int32), self._drawn),
             np.frombuffer(step.bias_tokens, np.int32),
             np.frombuffer(step.bias, np.float32),
             masked_rows,

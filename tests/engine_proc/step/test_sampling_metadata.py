@@ -7,6 +7,7 @@ import pytest
 from sampling_rows import sampling_rows
 
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.history_slots import HistorySlots
 from headrace.engine_proc.step.sampling_metadata import BAN, SamplingMetadata, banned_tokens
 from headrace.ipc.messages import GenerateRequest, Sampling
 
@@ -59,10 +60,15 @@ def test_the_prompt_does_not_begin_a_bad_word() -> None:
 
 
 def columns(sequence: Sequence, drafts: list[int]) -> tuple[list[int], tuple[Any, ...]]:
-    rows = SamplingMetadata()
+    rows = new_rows()
+    rows.tell(sequence, len(sequence.tokens), array("i", drafts))
     rows.draw(sequence, len(sequence.tokens) + len(drafts), array("i", drafts))
     (row,) = sampling_rows(rows.rows)
-    return rows.history.tolist(), (row.history_start, row.num_prompt, row.num_history)
+    return rows.history.tolist(), (row.history_slot, row.num_prompt, row.num_history)
+
+
+def new_rows() -> SamplingMetadata:
+    return SamplingMetadata(HistorySlots(9))
 
 
 def test_repetition_looks_at_prompt_and_text() -> None:
@@ -81,7 +87,8 @@ def test_presence_and_frequency_look_at_the_text_alone(name: str) -> None:
 def test_a_token_that_is_being_sampled_is_reported_by_its_row(name: str, past: list[int]) -> None:
     sequence = make_sequence([7], **{name: 1.5})
     sequence.row = 4
-    rows = SamplingMetadata()
+    rows = new_rows()
+    rows.tell(sequence, len(sequence.tokens) + 1, array("i"))
     rows.draw(sequence, len(sequence.tokens) + 1, array("i"))
     assert rows.history.tolist() == [*past, -5]
 
@@ -91,7 +98,7 @@ def test_without_penalties_there_is_no_history() -> None:
 
 
 def test_biases_then_bans() -> None:
-    rows = SamplingMetadata()
+    rows = new_rows()
     rows.draw(make_sequence([], logit_bias={4: 1.5, 5: -2.0}), len(PROMPT), array("i"))
     rows.draw(make_sequence([], logit_bias={6: 1.0}, min_tokens=1), len(PROMPT), array("i"))
     assert rows.bias_tokens.tolist() == [4, 5, 6, 50, 51]

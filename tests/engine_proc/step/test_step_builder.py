@@ -127,11 +127,12 @@ def test_guesses_are_computed_and_drawn_after() -> None:
     assert np.frombuffer(step.token_ids, np.int32).tolist() == [3, 8, 9]
     assert np.frombuffer(step.positions, np.int32).tolist() == [2, 3, 4]
     assert np.frombuffer(step.logit_rows, np.int32).tolist() == [0, 1, 2]
-    assert np.frombuffer(step.history, np.int32).tolist() == [1, 2, 3, 1, 2, 3, 8, 1, 2, 3, 8, 9]
+    assert np.frombuffer(step.history, np.int32).tolist() == [1, 2, 3, 8, 9]
+    assert np.frombuffer(step.history_updates, np.int32).tolist() == [0, 0, 5]
     assert [
-        (row.position, row.history_start, row.num_prompt, row.num_history)
+        (row.position, row.history_slot, row.num_prompt, row.num_history)
         for row in sampling_rows(step.rows)
-    ] == [(3, 0, 3, 3), (4, 3, 3, 4), (5, 7, 3, 5)]
+    ] == [(3, 0, 3, 3), (4, 0, 3, 4), (5, 0, 3, 5)]
 
 
 def test_watched_prompt_tokens_have_rows_of_their_own() -> None:

@@ -23,8 +23,7 @@ from headrace.engine_proc.scheduling.scheduler_limits import SchedulerLimits
 from headrace.engine_proc.scheduling.speculation import Speculation
 from headrace.engine_proc.sequence.sequence import Sequence
 from headrace.engine_proc.shm.cache_memory import FINGERPRINT_BYTES, CacheMemory
-from headrace.engine_proc.step.draft_step import build_draft_step
-from headrace.engine_proc.step.step_builder import build_step
+from headrace.engine_proc.step.step_builder import StepBuilder
 from headrace.engine_proc.worker.checkpoints.weights import Weights
 from headrace.engine_proc.worker.execution.cache_sizes import cache_bytes
 from headrace.engine_proc.worker.execution.cpu_executor import CpuExecutor, KVDtype
@@ -134,6 +133,7 @@ class Generation:
             speculation = Speculation(model, max_length=5)
         limits = SchedulerLimits(max_num_seqs=3, max_num_batched_tokens=budget)
         self.scheduler = Scheduler(pool, limits, speculation=speculation)
+        self._builder = StepBuilder(limits.max_num_seqs)
 
     def answers(self, sequences: list[Sequence], losses: set[int]) -> list[tuple[Any, ...]]:
         """Return the tokens of sequences that come together, and what is reported of them."""
@@ -144,12 +144,12 @@ class Generation:
             if not self.scheduler.has_work:
                 break
             chunks = self.scheduler.schedule()
-            build = build_draft_step if chunks[0].is_draft else build_step
-            step = build(chunks)
+            step = self._builder.build(chunks)
             result = ResultReader(self._runner.run(step), 0)
             self.scheduler.observe(chunks, 0.01 if step.is_draft else 0.1)
             if number in losses:
                 self.scheduler.lose_workers(blames=False)
+                self._builder.start_over()
             elif step.is_draft:
                 self.scheduler.take_drafts(chunks, result)
             else:

@@ -22,7 +22,7 @@ class Penalties:
     """The penalties of some rows, [rows]."""
 
     rows: Tensor  # int32 or int64, of the logits
-    starts: Tensor  # int32, where the row's tokens begin in the history,
+    starts: Tensor  # int32 or int64, where the row's tokens begin in the history,
     num_prompt: Tensor  # int32, how many of them, the first, are the prompt's,
     num_history: Tensor  # int32, and how many there are
     presence: Tensor  # fp32, of tokens generated

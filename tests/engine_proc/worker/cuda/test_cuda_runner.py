@@ -14,7 +14,7 @@ from recorded_graphs import RecordedGraphs, device_tensors
 from headrace.engine_proc.step.sampling_metadata import pack
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.cuda_runner import CudaRunner
-from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler
+from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, DeviceHistories
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs
 from headrace.engine_proc.worker.cuda.host_to_device import ArraySender
@@ -89,7 +89,7 @@ def test_tokens_are_relayed_on_the_device(in_graphs: bool, device: torch.device)
         stand_in = partial(RecordedGraphs, list(device_tensors(executor)))
         buckets = Buckets([Sizes(4, 2, 2)])
         executor.capture(buckets, stand_in if device.type == "cpu" else CudaGraphs)
-    ours = CudaRunner(executor, CudaSampler(device, executor.draws))
+    ours = CudaRunner(executor, CudaSampler(device, executor.draws, DeviceHistories(2, 64, device)))
     theirs = GenerationRunner(cpu(TINY, weights), Sampler(TINY.vocab_size, threads=1))
     promises = [ours.run(first), ours.run(second)]  # the first is not read yet
     expected = [theirs.run(first), theirs.run(second)]
@@ -120,7 +120,8 @@ def test_nothing_is_sent_between_a_forward_pass_and_its_draw(
         Sizes(8, 2, 2), page_tokens=16, max_pages=1, vocab_size=1, device=torch.device("cpu")
     )
     draws = RowDraws(buffers)
-    sampler = CudaSampler(buffers.drawn.device, draws)
+    histories = DeviceHistories(2, 16, buffers.drawn.device)
+    sampler = CudaSampler(buffers.drawn.device, draws, histories)
     monkeypatch.setattr(ArraySender, "send", lambda *_: said.append("rows"))
 
     def draw(logits: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,11 @@ from random_decoders import SPEC
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.worker.cuda.cuda_runner import Copied
-from headrace.engine_proc.worker.cuda.cuda_sampler import CudaSampler, adjusted_rows
+from headrace.engine_proc.worker.cuda.cuda_sampler import (
+    CudaSampler,
+    DeviceHistories,
+    adjusted_rows,
+)
 from headrace.engine_proc.worker.cuda.graph_sizes import Sizes
 from headrace.engine_proc.worker.cuda.row_draws import RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
@@ -32,7 +36,7 @@ def make_sampler(device: torch.device) -> CudaSampler:
     buffers = StepBuffers(
         Sizes(20, 20, 20), page_tokens=16, max_pages=1, vocab_size=VOCAB_SIZE, device=device
     )
-    return CudaSampler(device, RowDraws(buffers))
+    return CudaSampler(device, RowDraws(buffers), DeviceHistories(3, 5, device))
 
 
 class Says:
@@ -53,6 +57,7 @@ def step_of(
     masked_rows: list[int] | None = None,
     history: list[int] | None = None,
     biases: dict[int, float] | None = None,
+    updates: list[int] | None = None,
 ) -> Step:
     columns = np.zeros(len(rows), ROW)
     for index, row in enumerate(rows):
@@ -68,6 +73,7 @@ def step_of(
         logit_rows=np.zeros(len(rows), np.int32).tobytes(),
         rows=columns.tobytes(),
         history=np.array(history or [], np.int32).tobytes(),
+        history_updates=np.array(updates or [], np.int32).tobytes(),
         bias_tokens=np.array([*(biases or {})], np.int32).tobytes(),
         bias=np.array([*(biases or {}).values()], np.float32).tobytes(),
         masked_rows=np.array(masked_rows or [], np.int32).tobytes(),
@@ -99,14 +105,15 @@ STEPS: dict[str, tuple[Step, MaskSource]] = {
             [
                 {"num_logprobs": 2},
                 {},
-                {"num_history": 4, "num_prompt": 1, "frequency_penalty": 3},
+                {"history_slot": 2, "num_history": 4, "num_prompt": 1, "frequency_penalty": 3},
                 {"target": 11, "num_logprobs": 0},
                 # What its mask allows is banned, so the mask counts alone.
                 {"num_bias": 2, "temperature": 0, "num_logprobs": 3},
                 {},
             ],
             masked_rows=[0, 4, 5],
-            history=[1, 2, 3, 3],
+            history=[9, 9, 9, 1, 2, 3, 3, 4],
+            updates=[0, 0, 3, 2, 0, 5],
             biases={7: -np.inf, 8: -np.inf},
         ),
         masks_allowing([5, 6], [7, 8], [9]),
@@ -140,9 +147,10 @@ def test_tokens_and_log_probabilities_are_the_hosts(name: str, device: torch.dev
 def test_penalties_know_what_the_step_before_has_drawn(device: torch.device) -> None:
     """The second row has a mask, too."""
     penalized = {"temperature": 0, "num_history": 2, "presence_penalty": 9}
-    bare = [penalized, {**penalized, "history_start": 2}]
+    bare = [penalized, {**penalized, "history_slot": 2}]
     first = step_of([{"temperature": 0}] * 2)
-    second = step_of(bare, masked_rows=[1], history=[0, -2, 0, -1])
+    updates = [0, 0, 2, 2, 0, 2]
+    second = step_of(bare, masked_rows=[1], history=[0, -2, 0, -1], updates=updates)
     logits = np.zeros((2, VOCAB_SIZE), np.float32)
     logits[0, 5], logits[1, 8] = 9, 9
     after = np.zeros_like(logits)

@@ -121,6 +121,21 @@ def test_a_model_has_the_pages_that_are_asked_for(
 
 
 @pytest.mark.usefixtures("threads")
+def test_histories_are_there_when_memory_is_measured(
+    folder: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, real, sizes = config_of(folder), cuda_loader.fit_cache, list[int]()
+
+    def fit_cache(config: WorkerConfig, own_bytes: tuple[int, int], runner: Any, *rest: Any) -> Any:
+        sizes.append(len(runner._sampler._histories.tokens))
+        return real(config, own_bytes, runner, *rest)
+
+    monkeypatch.setattr(cuda_loader, "fit_cache", fit_cache)
+    load(config, ignore)
+    assert sizes == [config.execution.max_num_seqs * config.execution.max_model_len]
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_hybrid_has_slots_for_states_beside_pages(device: torch.device) -> None:
     made = decoder_case("lfm2")
     loaded = load(config_of(made.folder, kv_cache_memory_bytes=1 << 16, vocab_size=96), ignore)
@@ -254,7 +269,7 @@ def test_prompts_shorter_than_a_step_warm_wide_tiles(folder: Path) -> None:
     numbers = {(step.num_tokens, len(step.logit_rows) // 4) for step in steps}
     assert 128 in {tiling.rows_for(4, 2, *of_step) for of_step in numbers}
     # None waits for a compiler because it has the first bias, penalty or mask.
-    assert all(step.bias and step.history and step.masked_rows for step in steps)
+    assert all(step.bias and step.history_updates and step.masked_rows for step in steps)
 
 
 @pytest.mark.parametrize("is_prefix_lm", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from reference_sampler import Doubles, Rows, make_rows
+from reference_sampler import Doubles, Rows, make_rows, tell
 
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW, Sampler
 from headrace.engine_proc.worker.execution.executor import Floats, Int32s
@@ -165,7 +165,9 @@ def test_min_p_is_about_the_probabilities_after_temperature() -> None:
 def draw_after(history: list[int], logits: npt.ArrayLike, **fields: float) -> Int32s:
     rows = make_rows(DRAWS, num_history=len(history), **fields)
     table = np.broadcast_to(np.asarray(logits, np.float32), (DRAWS, len(np.asarray(logits))))
-    return make_sampler(table.shape[1]).sample(table, rows, np.array(history, np.int32))[0]
+    sampler = make_sampler(table.shape[1])
+    tell(sampler, [np.array(history, np.int32)])
+    return sampler.sample(table, rows)[0]
 
 
 def test_presence_penalty_is_taken_once_from_generated_tokens() -> None:
@@ -186,8 +188,9 @@ def test_repetition_penalty_divides_positive_multiplies_negative() -> None:
 def test_penalties_come_after_biases_and_repetition_first() -> None:
     rows = make_rows(DRAWS, num_history=1, num_bias=1, repetition_penalty=2, presence_penalty=0.5)
     logits = np.zeros((DRAWS, 2), np.float32)
-    history, bias = np.array([1], np.int32), np.array([3], np.float32)
-    drawn, _ = make_sampler(2).sample(logits, rows, history, history, bias)
+    tokens, bias = np.array([1], np.int32), np.array([3], np.float32)
+    tell(make_sampler(2), [tokens])
+    drawn, _ = make_sampler(2).sample(logits, rows, tokens, bias)
     assert_follows(drawn, softmax([0, 3 / 2 - 0.5]))
 
 
@@ -208,8 +211,8 @@ def test_the_one_token_that_is_not_banned_is_drawn(fields: dict[str, float]) -> 
     banned = np.delete(np.arange(100, dtype=np.int32), 77)
     rows = make_rows(50, num_bias=99, num_history=3, repetition_penalty=1.3, **fields)
     bias = np.full(99, -np.inf, np.float32)
-    history = np.array([1, 77, 77], np.int32)
-    drawn, _ = make_sampler(100).sample(random_logits(50, 100), rows, history, banned, bias)
+    tell(make_sampler(100), [np.array([1, 77, 77], np.int32)])
+    drawn, _ = make_sampler(100).sample(random_logits(50, 100), rows, banned, bias)
     assert set(drawn.tolist()) == {77}
 
 
@@ -231,7 +234,8 @@ def test_tokens_the_vocabulary_does_not_have_are_passed_over() -> None:
     odd = np.array([-1, 70, 2**31 - 1], np.int32)
     rows = make_rows(2, num_history=3, num_bias=3, presence_penalty=1)
     logits = random_logits(2, 70)
-    drawn, _ = make_sampler(70).sample(logits, rows, odd, odd, np.ones(3, np.float32))
+    tell(make_sampler(70), [odd])
+    drawn, _ = make_sampler(70).sample(logits, rows, odd, np.ones(3, np.float32))
     assert drawn.tolist() == sample(logits, make_rows(2)).tolist()
 
 
@@ -296,22 +300,78 @@ def test_logprobs_are_those_of_the_model() -> None:
         {"target": 70},
         {"num_logprobs": -2},
         {"num_history": 4},
-        {"history_start": -1},
-        {"history_start": 3, "num_history": 1},
+        {"num_history": -1},
+        {"history_slot": -1, "num_history": 1},
+        {"history_slot": 1, "num_history": 1},
+        {"history_slot": 9, "num_history": 1},
         {"bias_start": 2, "num_bias": 1},
         {"num_bias": -1},
     ],
 )
 def test_a_row_that_points_out_of_range_is_refused(fields: dict[str, float]) -> None:
-    history = np.zeros(3, np.int32)
+    tell(make_sampler(70), [np.zeros(3, np.int32), np.zeros(0, np.int32)])
+    biases = np.zeros(2, np.int32), np.zeros(2, np.float32)
     with pytest.raises(ValueError, match="range"):
-        make_sampler(70).sample(
-            random_logits(2, 70),
-            make_rows(2, **fields),
-            history,
-            history[:2],
-            np.zeros(2, np.float32),
-        )
+        make_sampler(70).sample(random_logits(2, 70), make_rows(2, **fields), *biases)
+
+
+def told(*updates: tuple[int, int, list[int]]) -> Sampler:
+    """Return a sampler of 5 tokens with these updates: a slot, a place in it, tokens."""
+    sampler = Sampler(5, threads=1)
+    for slot, start, tokens in updates:
+        tell_new(sampler, (slot, start, len(tokens)), tokens)
+    return sampler
+
+
+def tell_new(sampler: Sampler, update: tuple[int, ...], tokens: list[int]) -> None:
+    sampler.update_histories(np.array(update, np.int32), np.array(tokens, np.int32))
+
+
+def commonest(sampler: Sampler, *lengths: int, slot: int = 0) -> list[int]:
+    """Return the token that each row has had most often, of rows that see so much of a slot."""
+    rows = make_rows(len(lengths), temperature=0, frequency_penalty=-1, history_slot=slot)
+    rows["num_history"] = lengths
+    tokens, _ = sampler.sample(np.zeros((len(lengths), 5), np.float32), rows)
+    return [int(token) for token in tokens]
+
+
+def test_rows_of_one_slot_see_as_much_as_they_say() -> None:
+    sampler = told((0, 0, [4]), (0, 1, [3, 3, 2]), (0, 4, [2, 2]))
+    assert commonest(sampler, 0, 1, 3, 6) == [0, 4, 3, 2]
+
+
+def test_what_is_told_anew_takes_the_place_of_all_behind() -> None:
+    sampler = told((0, 0, [1, 2, 2, 2]), (0, 1, [3, 3]))
+    assert commonest(sampler, 3) == [3]
+    with pytest.raises(ValueError, match="range"):
+        commonest(sampler, 4)
+
+
+def test_slots_do_not_see_each_other() -> None:
+    sampler = told()
+    tell_new(sampler, (2, 0, 2, 0, 0, 2, 2, 2, 1), [1, 1, 4, 4, 1])
+    assert (commonest(sampler, 2), commonest(sampler, 3, slot=2)) == ([4], [1])
+    with pytest.raises(ValueError, match="range"):
+        commonest(sampler, 1, slot=1)
+
+
+@pytest.mark.parametrize(
+    ("update", "tokens"),
+    [
+        ((0, 4, 1), [1]),  # a gap
+        ((0, -1, 1), [1]),
+        ((-1, 0, 1), [1]),
+        ((1 << 20, 0, 1), [1]),
+        ((0, 0, 2), [1]),
+        ((0, 0, -1), []),
+        ((0, 0, 1), [1, 2]),
+        ((0, 0), [1]),
+        ((0, 0, 1, 0, 1, 1), [1]),
+    ],
+)
+def test_an_odd_update_of_a_history_is_refused(update: tuple[int, ...], tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="histor"):
+        tell_new(told((0, 0, [1, 2, 3])), update, tokens)
 
 
 def test_no_rows_are_no_tokens() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.engine_proc.scheduling.result_reader import ResultReader
 from headrace.engine_proc.sequence.sequence import Sequence
+from headrace.engine_proc.step.history_slots import HistorySlots
 from headrace.engine_proc.step.sampling_metadata import SamplingMetadata
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
 from headrace.engine_proc.worker.execution.embedder import Embedder
@@ -42,7 +43,12 @@ def sequence_of(generated: list[int], **sampling: Any) -> Sequence:
     return sequence
 
 
+def new_rows() -> SamplingMetadata:
+    return SamplingMetadata(HistorySlots(9))
+
+
 def draw(rows: SamplingMetadata, sequence: Sequence, drafts: "array[int]" = NO_DRAFTS) -> None:
+    rows.tell(sequence, len(sequence.tokens), drafts)
     rows.draw(sequence, len(sequence.tokens) + len(drafts), drafts)
 
 
@@ -56,6 +62,7 @@ def step_of(rows: SamplingMetadata, num_rows: int) -> Step:
         logit_rows=tokens[:num_rows].tobytes(),
         rows=bytes(rows.rows),
         history=rows.history.tobytes(),
+        history_updates=rows.history_updates.tobytes(),
         bias_tokens=rows.bias_tokens.tobytes(),
         bias=rows.bias.tobytes(),
     )
@@ -67,7 +74,7 @@ def run(rows: SamplingMetadata, num_rows: int) -> ResultReader:
 
 
 def test_masks_are_asked_for_once_the_logits_are_there() -> None:
-    rows = SamplingMetadata()
+    rows = new_rows()
     for _ in range(2):
         draw(rows, sequence_of([]))
     asked = []
@@ -82,7 +89,7 @@ def test_masks_are_asked_for_once_the_logits_are_there() -> None:
 
 
 def test_each_sequence_is_sampled_as_it_asks() -> None:
-    rows = SamplingMetadata()
+    rows = new_rows()
     draw(rows, sequence_of([]))
     draw(rows, sequence_of([], logit_bias={2: 5.0}))
     draw(rows, sequence_of([], min_tokens=1))  # its stop token is 0
@@ -94,7 +101,7 @@ def test_each_sequence_is_sampled_as_it_asks() -> None:
 
 
 def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
-    rows = SamplingMetadata()
+    rows = new_rows()
     rows.watch(sequence_of([], prompt_logprobs=1), 1)
     draw(rows, sequence_of([]))
     draw(rows, sequence_of([], logprobs=2, logit_bias={3: 9.0}))
@@ -111,7 +118,7 @@ def test_log_probabilities_come_with_the_rows_that_want_them() -> None:
 
 def test_a_step_may_want_no_token() -> None:
     with pytest.raises(StopIteration):
-        run(SamplingMetadata(), 0).token()
+        run(new_rows(), 0).token()
 
 
 def test_tokens_that_the_step_before_draws_take_their_places() -> None:
@@ -122,7 +129,7 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
             seen.append(batch.token_ids.tolist())
             return super().logits(batch)
 
-    rows = SamplingMetadata()
+    rows = new_rows()
     for banned in ({}, {0: -9.0}, {0: -9.0, 1: -9.0}):
         draw(rows, sequence_of([], logit_bias=banned))
     runner = GenerationRunner(Watched(), Sampler(len(LOGITS)))
@@ -138,11 +145,14 @@ def test_tokens_that_the_step_before_draws_take_their_places() -> None:
 
 
 def test_penalties_know_what_the_step_before_draws() -> None:
-    first, second = SamplingMetadata(), SamplingMetadata()
+    histories = HistorySlots(2)
+    first, second = SamplingMetadata(histories), SamplingMetadata(histories)
     sequence = sequence_of([], presence_penalty=9.0)
     draw(first, sequence_of([], logit_bias={3: 9.0}))
     draw(first, sequence)  # 0
     sequence.row = 1
+    second.tell(sequence, len(sequence.tokens) + 1, NO_DRAFTS)
+    assert second.history.tolist() == [-2]
     second.draw(sequence, len(sequence.tokens) + 1, NO_DRAFTS)
     runner = GenerationRunner(Unmoved(), Sampler(len(LOGITS)))
     drawn = [

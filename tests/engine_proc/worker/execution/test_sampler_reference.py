@@ -9,7 +9,7 @@ import pytest
 import reference_sampler as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_sampler import Rows, candidates, gumbel, make_rows
+from reference_sampler import Rows, candidates, gumbel, make_rows, tell
 
 from headrace.engine_proc.worker.execution.cpu_executor import Isa
 from headrace.engine_proc.worker.execution.cpu_sampler import Masks, Sampler
@@ -20,6 +20,15 @@ Masked = tuple[Floats, Rows, Int32s, Int32s, Floats, Int32s, Masks]
 Step = tuple[Floats, Rows, Int32s, Int32s, Floats] | Masked
 
 make_sampler = functools.cache(Sampler)
+
+
+def run(sampler: Sampler, step: Step, **options: Floats) -> tuple[Int32s, bytes]:
+    """Tell a sampler the histories of a step, of which each row has one, and sample."""
+    logits, rows, histories, *others = step
+    tell(sampler, histories)
+    return sampler.sample(logits, rows, *others, **options)
+
+
 REPORTED = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 
 
@@ -57,11 +66,8 @@ def make_step(
     rows["num_prompt"] = rng.integers(0, length, num_rows)
     rows["num_bias"] = rng.integers(0, 8, num_rows)
     rows["num_history"][::3], rows["num_bias"][::3] = 0, 0
-    rows["history_start"], rows["bias_start"] = (
-        np.arange(num_rows) * length,
-        np.arange(num_rows) * 8,
-    )
-    history = rng.integers(0, vocab_size, num_rows * length).astype(np.int32)
+    rows["history_slot"], rows["bias_start"] = np.arange(num_rows), np.arange(num_rows) * 8
+    history = rng.integers(0, vocab_size, (num_rows, length)).astype(np.int32)
     bias_tokens = rng.integers(0, vocab_size, num_rows * 8).astype(np.int32)
     bias = rng.normal(0, 5, num_rows * 8).astype(np.float32)
     bias[rng.random(len(bias)) < 0.2] = -np.inf
@@ -127,9 +133,9 @@ def test_any_rows(
     logits[drop] = -np.inf
     step, sampler = make_step(rng, logits, fields), make_sampler(vocab_size)
     for each in (step, masked(rng, step)):
-        result = sampler.sample(*each)
+        result = run(sampler, each)
         assert_same(each, result)
-        assert_equal(sampler.sample(*each, maxima=maxima_of(logits)), result)
+        assert_equal(run(sampler, each, maxima=maxima_of(logits)), result)
 
 
 # One of each path, and of what they may be together.
@@ -162,7 +168,7 @@ def large_step(spread: float, vocab_size: int = 20011, rounds: int = 2) -> Step:
 @pytest.mark.parametrize("spread", [0, 0.3, 3, 8])
 def test_a_large_vocabulary_whose_rows_are_padded(spread: float) -> None:
     step = large_step(spread)
-    assert_same(step, make_sampler(20011).sample(*step))
+    assert_same(step, run(make_sampler(20011), step))
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_k": 100}, {"top_p": 0.7}])
@@ -172,14 +178,14 @@ def test_equals_whose_noise_is_rounded_to_whole_numbers(fields: dict[str, float]
     logits[:, rng.permutation(500)[:90]] = 20
     no_tokens = np.empty(0, np.int32)
     rows = make_rows(50, temperature=2e-15, **fields)
-    step = (logits, rows, no_tokens, no_tokens, np.empty(0, np.float32))
-    assert_same(step, make_sampler(500).sample(*step))
+    step = (logits, rows, np.empty((0, 0), np.int32), no_tokens, np.empty(0, np.float32))
+    assert_same(step, run(make_sampler(500), step))
 
 
 def test_logits_of_any_layout() -> None:
     logits, *others = large_step(3)
-    result = make_sampler(20011).sample(logits, *others)
-    assert make_sampler(20011).sample(np.asfortranarray(logits), *others)[1] == result[1]
+    result = run(make_sampler(20011), (logits, *others))
+    assert run(make_sampler(20011), (np.asfortranarray(logits), *others))[1] == result[1]
 
 
 def maxima_of(logits: Floats) -> Floats:
@@ -204,7 +210,7 @@ def test_every_instruction_set_gives_the_same_bits(isa: Isa) -> None:
     sampler = sampler_by(isa, 20011)
     for spread in (0.3, 3):
         step = masked(np.random.default_rng(3), large_step(spread, rounds=1))
-        assert_equal(sampler.sample(*step), make_sampler(20011).sample(*step))
+        assert_equal(run(sampler, step), run(make_sampler(20011), step))
 
 
 @pytest.mark.parametrize("isa", [Isa.PORTABLE, Isa.AVX2, Isa.AVX512])
@@ -223,9 +229,9 @@ def test_known_maxima_stand_for_logits_that_nothing_changes(fields: dict[str, fl
     logits[:, 70], logits[:, 200] = 2, 3
     known = maxima_of(logits)
     known[:, 200 // 64] = 1  # so that a sampler that reads the maxima shows
-    nothing, history = np.zeros(1, np.float32), np.zeros(1, np.int32)
-    step = (logits, make_rows(3, temperature=0, **fields), history, history, nothing)
-    tokens, _ = make_sampler(300).sample(*step, maxima=known)
+    nothing, history = np.zeros(1, np.float32), np.zeros((1, 1), np.int32)
+    step = (logits, make_rows(3, temperature=0, **fields), history, history[0], nothing)
+    tokens, _ = run(make_sampler(300), step, maxima=known)
     assert tokens.tolist() == 3 * [200 if fields else 70]
 
 
@@ -234,27 +240,27 @@ def test_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
     sampler = Sampler(20011, threads=threads)
     step = masked(np.random.default_rng(4), large_step(3))
     for _ in range(3):
-        assert_equal(sampler.sample(*step), make_sampler(20011).sample(*step))
+        assert_equal(run(sampler, step), run(make_sampler(20011), step))
 
 
 def test_rows_do_not_depend_on_batch_mates_or_their_order() -> None:
     logits, rows, *others = large_step(3)
     sampler = make_sampler(20011)
-    together, logprobs = sampler.sample(logits, rows, *others)
+    together, logprobs = run(sampler, (logits, rows, *others))
     order = np.random.default_rng(1).permutation(len(rows))
-    assert sampler.sample(logits[order], rows[order], *others)[0].tolist() == (
-        together[order].tolist()
-    )
-    alone = [sampler.sample(logits[i : i + 1], rows[i : i + 1], *others) for i in range(len(rows))]
+    mixed, _ = run(sampler, (logits[order], rows[order], *others))
+    assert mixed.tolist() == together[order].tolist()
+    places = [slice(i, i + 1) for i in range(len(rows))]
+    alone = [run(sampler, (logits[place], rows[place], *others)) for place in places]
     assert [int(tokens[0]) for tokens, _ in alone] == together.tolist()
     assert b"".join(part for _, part in alone) == logprobs
 
 
 def test_a_mask_is_of_its_row_alone() -> None:
     step = large_step(3)
-    free, _ = make_sampler(20011).sample(*step)
+    free, _ = run(make_sampler(20011), step)
     logits, rows, *others = masked(np.random.default_rng(5), step)
-    tokens, _ = make_sampler(20011).sample(logits, rows, *others)
+    tokens, _ = run(make_sampler(20011), (logits, rows, *others))
     masked_rows = others[3]
     assert 0 < len(masked_rows) < len(rows)
     assert np.delete(tokens, masked_rows).tolist() == np.delete(free, masked_rows).tolist()
@@ -264,10 +270,10 @@ def test_bans_that_leave_nothing_of_a_mask_do_not_count() -> None:
     logits = np.array([[3, 2, 1, 0]], np.float32)
     rows = make_rows(1, temperature=0, num_bias=2)
     banned, bias = np.array([1, 2], np.int32), np.full(2, -np.inf, np.float32)
-    history, row = np.empty(0, np.int32), np.zeros(1, np.int32)
+    row = np.zeros(1, np.int32)
     for allowed, token in ((0b0110, 1), (0b1110, 3), (0b0100, 2)):
         mask = np.array([[allowed]], np.uint32)
-        drawn, _ = make_sampler(4).sample(logits, rows, history, banned, bias, row, mask)
+        drawn, _ = make_sampler(4).sample(logits, rows, banned, bias, row, mask)
         assert drawn.tolist() == [token]
 
 
@@ -286,7 +292,7 @@ def test_a_broken_model_gets_some_token_of_the_vocabulary(broken: float) -> None
     logits = logits.copy()
     logits[:, 5:9000] = broken
     logits[:3] = broken
-    tokens, _ = make_sampler(20011).sample(logits, rows, *others)
+    tokens, _ = run(make_sampler(20011), (logits, rows, *others))
     assert (tokens >= 0).all()
     assert (tokens < 20011).all()
 
