@@ -5,9 +5,9 @@ order, leave a bracket between two of these limits, which the next pass divides.
 launch, and each program works out the bracket for itself. The last launch has slices write the
 bracket's tokens apart. There the last program to come finds the limit.
 
-Where a program can hold all tokens above the bracket, too, these are left beside the limit: top-p
-is then applied to what top-k leaves without a pass, and nothing else is looked at for the draw. A
-bracket that is still too large, as one of thousands of equal logits, is left to one program.
+Where a program can hold all tokens above the bracket, too, these are left beside the limit. Then
+top-p of what top-k leaves takes no pass, and the draw looks at nothing else. A bracket that is
+still too large, as one of thousands of equal logits, is left to one program.
 """
 
 from dataclasses import dataclass
@@ -345,8 +345,8 @@ def filters_of(
     highest: tl.tensor,
     vocab_size: tl.tensor,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return whether a row takes its likeliest token; its top-k, 0 is all, and top-p; what logits
-    are multiplied with, and how far below the highest a score may be."""
+    """Return whether a row takes its likeliest token, its top-k, top-p, inverse temperature and
+    floor: how far below the highest a score may be. A top-k of 0 is all."""
     temperature, min_p = tl.load(temperatures + place), tl.load(min_ps + place).to(tl.float64)
     k, p = tl.load(top_ks + place), tl.load(top_ps + place).to(tl.float64)
     is_greedy = (temperature <= 0) | (tl.abs(highest) == -MINUS_INFINITY)
@@ -381,10 +381,10 @@ def bracket_of(
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return where passes have found that the target is reached: a bracket's ends, what the tokens
-    above it weigh, how many tokens each slice has from either end on, [16], and the target.
+    """Return the bracket that passes leave, and the target.
 
-    Tokens weigh 1 each where there is top-k.
+    Of the bracket these are its ends, and what the tokens above it weigh. There is also how many
+    tokens each slice has from either end on, [16]. Tokens weigh 1 each where there is top-k.
     """
     num_rows, num_slices = tl.num_programs(0), tl.num_programs(1)
     share, slices = tl.arange(0, SHARES), tl.arange(0, 16)
