@@ -242,8 +242,7 @@ def run_step(data: bytes) -> None:
             edges[pieces.number(len(edges))] if pieces.number(256) > 250 else pieces.number(limit)
             for _ in range(size)
         )
-        data = array("i", numbers).tobytes()
-        return pieces.some(32) if pieces.number(256) > 252 else data
+        return pieces.some(32) if pieces.number(256) > 252 else array("i", numbers).tobytes()
 
     rows = bytearray()
     for _ in range(num_rows):
@@ -267,6 +266,7 @@ def run_step(data: bytes) -> None:
         positions=column(num_tokens, 20),
         sequences=column(num_tokens, 1),
         page_table=column(2, NUM_PAGES),
+        page_counts=column(pieces.number(3), 3),
         logit_rows=column(num_rows, num_tokens),
         rows=bytes(rows),
         history=column(3, SPEC.vocab_size),

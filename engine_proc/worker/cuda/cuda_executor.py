@@ -61,7 +61,7 @@ from headrace.engine_proc.worker.cuda.mixers.token_blocks import slot_numbers
 from headrace.engine_proc.worker.cuda.mixtures.expert_tiles import tiles_of_heads
 from headrace.engine_proc.worker.cuda.mlp import run_feed_forward
 from headrace.engine_proc.worker.cuda.residuals.around_layers import AroundLayers, has_more
-from headrace.engine_proc.worker.cuda.row_draws import RowDraws
+from headrace.engine_proc.worker.cuda.row_draws import DrawSize, RowDraws
 from headrace.engine_proc.worker.cuda.sharded_ops import ShardedOps
 from headrace.engine_proc.worker.cuda.step_buffers import StepBuffers
 from headrace.engine_proc.worker.cuda.step_inputs import (
@@ -305,10 +305,10 @@ class CudaExecutor:
         """Capture graphs for these sizes of steps, and of draws from them. See `capture_all`."""
         self.buffers.clear()
         draws = self.draws.runs({sizes.num_rows for sizes in buckets})
-        runs: dict[Sizes | int, Run] = dict([*self.runs(buckets).items(), *draws.items()])
+        runs: dict[Sizes | DrawSize, Run] = dict([*self.runs(buckets).items(), *draws.items()])
         graphs = capture_all(open_maker, runs, around, progress)
         self.graphs = {sizes: graphs[sizes] for sizes in buckets}
-        self.draws.take({num_rows: graphs[num_rows] for num_rows in draws})
+        self.draws.take({size: graphs[size] for size in draws})
         self.buckets = buckets
 
     def step_of(

@@ -105,6 +105,7 @@ class CudaSampler:
         rows: Rows = np.frombuffer(step.rows, ROW)
         if len(rows) == 0:
             return Drawn(logits.new_empty(0, dtype=torch.int32))
+        assert self._draws.num_sent == len(rows), "rows were not sent"
         masked_rows = np.frombuffer(step.masked_rows, np.int32)
         adjusted = adjusted_rows(rows, masked_rows)
         untouched = Untouched(logits, self.send(adjusted)) if len(adjusted) else None

@@ -122,10 +122,19 @@ def batch_of(step: Step, rows: bytes, embeds: Floats | None = None) -> Batch:
 
 
 def page_table_of(step: Step) -> Int32s:
-    """Return a row of pages for each sequence of a step, with zeros behind the shorter ones."""
+    """Return a row of pages for each sequence of a step, with zeros behind the shorter ones.
+
+    Raises:
+        ValueError: the counts are not those of the sequences, or of the pages.
+    """
     pages, counts = np.frombuffer(step.page_table, np.int32), optional(step.page_counts)
+    num_sequences = int(np.frombuffer(step.sequences, np.int32)[-1]) + 1
     if counts is None:
-        return pages.reshape(int(np.frombuffer(step.sequences, np.int32)[-1]) + 1, -1)
+        return pages.reshape(num_sequences, -1)
+    total = int(counts.sum(dtype=np.int64))
+    if len(counts) != num_sequences or counts.min() < 0 or total != len(pages):
+        what = f"{len(counts)} counts of {total} pages"
+        raise ValueError(f"{what} for {num_sequences} sequences with {len(pages)} pages")
     table = np.zeros((len(counts), int(counts.max())), np.int32)
     shifts = np.arange(len(counts)) * table.shape[1] - (counts.cumsum() - counts)
     table.reshape(-1)[np.repeat(shifts, counts) + np.arange(len(pages))] = pages

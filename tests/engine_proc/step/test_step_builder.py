@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from engine_configs import execution_config
 from sampling_rows import sampling_rows
 
@@ -25,7 +26,7 @@ from headrace.ipc.messages import (
     Sampling,
     request_id,
 )
-from headrace.ipc.worker_messages import SamplingRow
+from headrace.ipc.worker_messages import SamplingRow, Step
 
 
 def make_sequence(tokens: list[int], pages: list[int], seed: int = 0, **options: Any) -> Sequence:
@@ -63,6 +64,22 @@ def test_pages_are_sent_without_padding() -> None:
         assert np.frombuffer(step.page_table, np.int32).tolist() == [7, 4, 5, 6, 1, 2]
         assert np.frombuffer(step.page_counts, np.int32).tolist() == [1, 3, 2]
         assert page_table_of(step).tolist() == [[7, 0, 0], [4, 5, 6], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("counts", [[2, 3, 2], [1, 0], [2, -1, 0], [1 << 30, 1 << 30, 1 << 30]])
+def test_page_counts_that_do_not_fit_are_refused(counts: list[int]) -> None:
+    sequences, pages = (np.array(numbers, np.int32).tobytes() for numbers in ([0, 1, 2], [7]))
+    step = Step(
+        token_ids=b"",
+        positions=b"",
+        sequences=sequences,
+        page_table=pages,
+        logit_rows=b"",
+        rows=b"",
+        page_counts=np.array(counts, np.int32).tobytes(),
+    )
+    with pytest.raises(ValueError, match="for 3 sequences with 1 pages"):
+        page_table_of(step)
 
 
 def test_sequences_with_as_many_pages_need_no_counts() -> None:

@@ -2,8 +2,8 @@
 
 The noise is that of the C++ sampler, a function of (seed, position, token), and numbers are
 doubles as there. As there, most tokens need none: a bound says that they cannot win. Programs share
-a row, slice by slice; the best of a row is the same in any order. One program has a whole row where
-top-k or top-p limits it.
+a row, slice by slice; the best of a row is the same in any order. Where top-k or top-p leaves so
+few tokens that one program can hold them, that one draws.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.kernels.numerics import cdiv
+from headrace.engine_proc.worker.cuda.kernels.row_limits import (
+    filters_of,
+    find_limits,
+    room_for_limits,
+)
 from headrace.engine_proc.worker.cuda.kernels.split_semaphore import comes_last, new_turns
 from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
-    FEW,
     MINUS_INFINITY,
-    find_few,
-    find_limit,
-    limit_of_few,
     load_block,
     logit_of,
     rank_of,
@@ -47,7 +48,11 @@ class Draws:
 
 
 def draw(
-    logits: Tensor, draws: Draws, out: Tensor | None = None, turns: Tensor | None = None
+    logits: Tensor,
+    draws: Draws,
+    out: Tensor | None = None,
+    turns: Tensor | None = None,
+    has_limits: bool = True,
 ) -> Tensor:
     """Return a token per row, [rows], int32. A row with nothing but minus infinity gets token 0.
 
@@ -55,20 +60,25 @@ def draw(
         logits: [rows, vocab_size], fp32, rows may lie apart; not changed.
         out: where to write them.
         turns: of `new_turns`, one for each row at least.
+        has_limits: False if no row has top-k or top-p, which spares launches.
     """
     num_rows, vocab_size = logits.shape
     assert logits.dtype == torch.float32
     assert logits.stride(1) == 1
     wide, narrow = draws.seed.stride(0), draws.top_k.stride(0)
     assert draws.position.stride(0) == wide
-    assert all(
-        column.stride(0) == narrow for column in (draws.temperature, draws.top_p, draws.min_p)
-    )
+    filters = draws.temperature, draws.top_k, draws.top_p, draws.min_p
+    assert all(column.stride(0) == narrow for column in filters)
     tokens = logits.new_empty(num_rows, dtype=torch.int32) if out is None else out
     if num_rows:
         block, slice_size = block_of(vocab_size), slice_of(vocab_size)
         num_slices = cdiv(vocab_size, slice_size)
         highest, likeliest = find_likeliest(logits)
+        turns = new_turns(num_rows, logits.device) if turns is None else turns
+        if has_limits:
+            found = find_limits(logits, highest, likeliest, filters, turns)
+        else:
+            found = room_for_limits(logits)
         draw_kernel[(num_rows, num_slices)](
             tokens,
             logits,
@@ -76,15 +86,14 @@ def draw(
             likeliest,
             logits.new_empty(num_rows, num_slices, dtype=torch.float64),
             logits.new_empty(num_rows, num_slices, dtype=torch.int32),
-            new_turns(num_rows, logits.device) if turns is None else turns,
-            logits.new_empty(num_rows, block, dtype=torch.int64),
+            turns,
+            found.limits,
+            found.num_left,
+            found.left,
             logits.stride(0),
             draws.seed,
             draws.position,
-            draws.temperature,
-            draws.top_k,
-            draws.top_p,
-            draws.min_p,
+            *filters,
             wide,
             narrow,
             VOCAB_SIZE=vocab_size,
@@ -106,7 +115,9 @@ def draw_kernel(
     values: tl.tensor,
     winners: tl.tensor,
     turns: tl.tensor,
-    brackets: tl.tensor,
+    limits: tl.tensor,
+    num_left: tl.tensor,
+    left: tl.tensor,
     stride: tl.tensor,
     seeds: tl.tensor,
     positions: tl.tensor,
@@ -125,42 +136,31 @@ def draw_kernel(
     row, index = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * stride
     highest, likeliest = likeliest_of(highest_of, likeliest_in, row, NUM_SLICES)
-    temperature = tl.load(temperatures + row * narrow)
-    is_greedy = (temperature <= 0) | (tl.abs(highest) == -MINUS_INFINITY)
-    top_k = tl.load(top_ks + row * narrow)
-    k, p = top_k.to(tl.float64), tl.load(top_ps + row * narrow).to(tl.float64)
-    has_top_k = (top_k > 0) & (top_k < VOCAB_SIZE)
-    is_alone = is_greedy | has_top_k | (p < 1)
-    if is_alone & (index > 0):
+    is_greedy, k, p, inverse, floor = filters_of(
+        temperatures, top_ks, top_ps, min_ps, row * narrow, highest, VOCAB_SIZE
+    )
+    limit, num = tl.zeros([], tl.uint64), tl.zeros([], tl.int32)
+    if (is_greedy == 0) & ((k > 0) | (p < 1)):
+        limit = tl.load(limits + row).to(tl.uint64, bitcast=True)
+        num = tl.load(num_left + row)
+    if (is_greedy | (num > 0)) & (index > 0):
         return
     if is_greedy:
         tl.store(tokens + row, likeliest)
         return
-    inverse = 1.0 / temperature.to(tl.float64)
-    min_p = tl.load(min_ps + row * narrow).to(tl.float64)
-    log_min_p = tl.minimum(tl.log(tl.where(min_p > 0, min_p, 1.0)), 0.0)
-    floor = tl.where(min_p > 0, log_min_p, MINUS_INFINITY)
-    bracket = brackets.to(tl.pointer_type(tl.uint64)) + row * BLOCK
-    limit = tl.zeros([], tl.uint64)
-    if has_top_k:
-        limit = find_limit(
-            logits, bracket, highest, limit, k, inverse, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, False
-        )
     key = key_of(seeds + row * wide, positions + row * wide)
-    if (limit > 0) & (top_k <= FEW) & (top_k <= BLOCK):
-        few = find_few(logits, bracket, highest, limit, VOCAB_SIZE, BLOCK, TOKEN_BITS)
-        drawn = draw_few(few, p, key, highest, inverse, floor, VOCAB_SIZE, TOKEN_BITS)
+    if num > 0:
+        lane = tl.arange(0, BLOCK)
+        own = left.to(tl.pointer_type(tl.uint64)) + row * BLOCK + lane
+        ranks = tl.load(own, mask=lane < num, other=0)
+        drawn = draw_among(ranks, limit, key, highest, inverse, floor, VOCAB_SIZE, TOKEN_BITS)
         tl.store(tokens + row, drawn)
         return
-    if p < 1:
-        limit = find_limit(
-            logits, bracket, highest, limit, p, inverse, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, True
-        )
     start, place = index * SLICE, row * NUM_SLICES + index
     best, drawn = find_drawn(
         logits,
         start,
-        tl.where(is_alone, VOCAB_SIZE, tl.minimum(start + SLICE, VOCAB_SIZE)),
+        tl.minimum(start + SLICE, VOCAB_SIZE),
         highest,
         likeliest,
         limit,
@@ -171,7 +171,7 @@ def draw_kernel(
         BLOCK,
         TOKEN_BITS,
     )
-    if (NUM_SLICES > 1) & (is_alone == 0):
+    if NUM_SLICES > 1:
         tl.store(values + place, best)
         tl.store(winners + place, drawn)
         if not comes_last(turns, row, NUM_SLICES):
@@ -181,9 +181,9 @@ def draw_kernel(
 
 
 @triton.jit
-def draw_few(
+def draw_among(
     ranks: tl.tensor,
-    p: tl.tensor,
+    limit: tl.tensor,
     key: tl.tensor,
     highest: tl.tensor,
     inverse: tl.tensor,
@@ -191,11 +191,8 @@ def draw_few(
     VOCAB_SIZE: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Do as `find_drawn`, among some ranks, of which top-p leaves some."""
+    """Return the token that `find_drawn` would, of some ranks; one of them is the likeliest's."""
     highest_score = highest.to(tl.float64) * inverse
-    limit = tl.full([], 1, tl.uint64)
-    if p < 1:
-        limit = limit_of_few(ranks, p, inverse, highest_score, floor, TOKEN_BITS)
     token = VOCAB_SIZE - 1 - (ranks & ((1 << TOKEN_BITS) - 1)).to(tl.int32)
     score = logit_of(ranks, TOKEN_BITS).to(tl.float64) * inverse
     is_in = (ranks >= limit) & (score - highest_score >= floor)

@@ -30,12 +30,12 @@ def load_block(
 
 @triton.jit
 def rank_of(
-    x: tl.tensor, token: tl.tensor, VOCAB_SIZE: tl.constexpr, TOKEN_BITS: tl.constexpr
+    x: tl.tensor, token: tl.tensor, vocab_size: tl.tensor, TOKEN_BITS: tl.constexpr
 ) -> tl.tensor:
     """Return a number that is larger the better a token is: by logit, then the lower token."""
     bits = (x + 0.0).to(tl.uint32, bitcast=True)  # -0 equals 0
     order = tl.where(bits >= SIGN, ~bits, bits | SIGN)
-    return (order.to(tl.uint64) << TOKEN_BITS) | (VOCAB_SIZE - 1 - token).to(tl.uint64)
+    return (order.to(tl.uint64) << TOKEN_BITS) | (vocab_size - 1 - token).to(tl.uint64)
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def find_limit(
     target: tl.tensor,
     inverse: tl.tensor,
     floor: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
     BY_SOFTMAX: tl.constexpr,
@@ -77,17 +77,17 @@ def find_limit(
     """
     part = tl.arange(0, PARTS)
     depths = DEEPEST * tl.exp2(1.0 - part.to(tl.float64)) / inverse
-    first, last = tl.zeros([], tl.int32), tl.full([], VOCAB_SIZE - 1, tl.int32)
+    none, last = tl.zeros([], tl.int32), tl.full([], vocab_size - 1, tl.int32)
     near = (highest.to(tl.float64) - depths).to(tl.float32)
-    limits = rank_of(near, last, VOCAB_SIZE, TOKEN_BITS)
+    limits = rank_of(near, last, vocab_size, TOKEN_BITS)
     limits = tl.maximum(tl.where(part == 0, 0, limits), lowest)
     highest_score = highest.to(tl.float64) * inverse
     weights, counts = weigh(
-        logits, limits, inverse, highest_score, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, BY_SOFTMAX
+        logits, limits, inverse, highest_score, floor, vocab_size, BLOCK, TOKEN_BITS, BY_SOFTMAX
     )
     if BY_SOFTMAX:
         target *= pick(weights, 0)
-    low, high = lowest, rank_of(highest, first, VOCAB_SIZE, TOKEN_BITS) + 1
+    low, high = lowest, rank_of(highest, none, vocab_size, TOKEN_BITS) + 1
     above, num_above = tl.zeros([], tl.float64), tl.zeros([], tl.int32)
     low, high, above, num_above, num = narrow(
         limits, weights, counts, target, high, above, num_above
@@ -96,22 +96,48 @@ def find_limit(
         step = (high - low + PARTS - 1) // PARTS
         limits = tl.minimum(low + part.to(tl.uint64) * step, high)
         weights, counts = weigh(
-            logits, limits, inverse, highest_score, floor, VOCAB_SIZE, BLOCK, TOKEN_BITS, BY_SOFTMAX
+            logits, limits, inverse, highest_score, floor, vocab_size, BLOCK, TOKEN_BITS, BY_SOFTMAX
         )
         low, high, above, num_above, num = narrow(
             limits, weights, counts, target, high, above, num_above
         )
-    num = write_bracket(logits, bracket, low, high, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+    num = write_bracket(
+        logits, bracket, 0, vocab_size, none, low, high, vocab_size, BLOCK, TOKEN_BITS
+    )
     place = tl.arange(0, BLOCK)
     ranks = tl.load(bracket + place, mask=place < num, other=0)
     own = (ranks > 0).to(tl.float64)
     if BY_SOFTMAX:
         own = weight_of(logit_of(ranks, TOKEN_BITS), inverse, highest_score, floor)
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        is_enough = above + tl.sum(tl.where(ranks >= middle, own, 0.0), 0) >= target
-        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
+    limit = limit_among(ranks, own, low, high, above, target, BY_SOFTMAX == 0)
     tl.debug_barrier()  # the bracket may be written again
+    return limit
+
+
+@triton.jit
+def limit_among(
+    ranks: tl.tensor,
+    own: tl.tensor,
+    low: tl.tensor,
+    high: tl.tensor,
+    above: tl.tensor,
+    target: tl.tensor,
+    is_count: tl.tensor,
+) -> tl.tensor:
+    """Return the highest limit from `low` to below `high` from which on ranks weigh enough, or
+    `low`.
+
+    Args:
+        own: what each weighs, fp64; 1 if `is_count`, and then a limit with as many will do.
+        above: what others weigh, that are no lower than `high`.
+    """
+    reached = tl.full([], -1.0, tl.float64)
+    while (high - low > 1) & ((is_count == 0) | (reached != target)):
+        middle = low + (high - low) // 2
+        weight = above + tl.sum(tl.where(ranks >= middle, own, 0.0), 0)
+        is_enough = weight >= target
+        reached = tl.where(is_enough, weight, reached)
+        low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
     return low
 
 
@@ -121,7 +147,7 @@ def find_few(
     bracket: tl.tensor,
     highest: tl.tensor,
     lowest: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tl.tensor:
@@ -131,27 +157,13 @@ def find_few(
         bracket: room for FEW numbers, uint64.
         lowest: no more than FEW tokens are as high.
     """
-    end = rank_of(highest, tl.zeros([], tl.int32), VOCAB_SIZE, TOKEN_BITS) + 1
-    num = write_bracket(logits, bracket, lowest, end, VOCAB_SIZE, BLOCK, TOKEN_BITS)
+    none = tl.zeros([], tl.int32)
+    end = rank_of(highest, none, vocab_size, TOKEN_BITS) + 1
+    num = write_bracket(
+        logits, bracket, 0, vocab_size, none, lowest, end, vocab_size, BLOCK, TOKEN_BITS
+    )
     place = tl.arange(0, FEW)
     return tl.load(bracket + place, mask=place < num, other=0)
-
-
-@triton.jit
-def limit_of_few(
-    ranks: tl.tensor,
-    p: tl.tensor,
-    inverse: tl.tensor,
-    highest_score: tl.tensor,
-    floor: tl.tensor,
-    TOKEN_BITS: tl.constexpr,
-) -> tl.tensor:
-    """Return the highest of some ranks from which on tokens have a part `p` of all their weight."""
-    weights = weight_of(logit_of(ranks, TOKEN_BITS), inverse, highest_score, floor)
-    is_above = ranks[None, :] >= ranks[:, None]
-    sums = tl.sum(tl.where(is_above, weights[None, :], 0.0), 1)
-    is_enough = (sums >= p * tl.sum(weights, 0)) & (ranks > 0)
-    return tl.max(tl.where(is_enough, ranks, 0), 0)
 
 
 @triton.jit
@@ -161,7 +173,7 @@ def weigh(
     inverse: tl.tensor,
     highest_score: tl.tensor,
     floor: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
     BY_SOFTMAX: tl.constexpr,
@@ -169,10 +181,10 @@ def weigh(
     """Return the weights of all tokens from each limit on, and how many they are."""
     weights = tl.zeros([PARTS], tl.float64)
     counts = tl.zeros([PARTS], tl.int32)
-    for first in range(0, VOCAB_SIZE, BLOCK):
-        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        rank = rank_of(x, token, VOCAB_SIZE, TOKEN_BITS)
-        is_in = (token < VOCAB_SIZE)[:, None] & (rank[:, None] >= limits[None, :])
+    for first in range(0, vocab_size, BLOCK):
+        token, x = load_block(logits, first, vocab_size, BLOCK)
+        rank = rank_of(x, token, vocab_size, TOKEN_BITS)
+        is_in = (token < vocab_size)[:, None] & (rank[:, None] >= limits[None, :])
         of_block = tl.sum(is_in.to(tl.int32), 0)
         counts += of_block
         if not BY_SOFTMAX:
@@ -205,26 +217,29 @@ def narrow(
 
 @triton.jit
 def pick(numbers: tl.tensor, place: tl.tensor) -> tl.tensor:
-    """Return one of PARTS numbers."""
-    return tl.sum(tl.where(tl.arange(0, PARTS) == place, numbers, 0), 0)
+    """Return one of some numbers."""
+    return tl.sum(tl.where(tl.arange(0, numbers.shape[0]) == place, numbers, 0), 0)
 
 
 @triton.jit
 def write_bracket(
     logits: tl.tensor,
     bracket: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    num: tl.tensor,
     low: tl.tensor,
     high: tl.tensor,
-    VOCAB_SIZE: tl.constexpr,
+    vocab_size: tl.tensor,
     BLOCK: tl.constexpr,
     TOKEN_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """Write the ranks from `low` to below `high`; return how many there are."""
-    num = tl.zeros([], tl.int32)
-    for first in range(0, VOCAB_SIZE, BLOCK):
-        token, x = load_block(logits, first, VOCAB_SIZE, BLOCK)
-        rank = rank_of(x, token, VOCAB_SIZE, TOKEN_BITS)
-        is_in = (token < VOCAB_SIZE) & (rank >= low) & (rank < high)
+    """Write the ranks from `low` to below `high`, of tokens from `start` to before `end`, behind
+    `num` others; return how many there are then."""
+    for first in range(start, end, BLOCK):
+        token, x = load_block(logits, first, vocab_size, BLOCK)
+        rank = rank_of(x, token, vocab_size, TOKEN_BITS)
+        is_in = (token < vocab_size) & (rank >= low) & (rank < high)
         of_block = tl.sum(is_in.to(tl.int32), 0)
         if of_block > 0:
             place = num + tl.cumsum(is_in.to(tl.int32), 0) - 1

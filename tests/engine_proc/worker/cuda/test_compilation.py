@@ -19,6 +19,7 @@ KERNELS = {
     "gate",
 }
 KERNELS |= {"inputs", "mask", "bias", "count", "penalty", "likeliest", "draw", "totals", "report"}
+KERNELS |= {"weigh", "limit"}
 KERNELS |= {"fp8", "round", "int4", "decode"}
 KERNELS |= {"router", "sort", "expert", "sum"}
 KERNELS |= {"latent_store", "latent_attention"}

@@ -4,18 +4,21 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from random_decoders import NUM_PAGES, SPEC, SPECS, batch, random_weights, with_images
 from recorded_graphs import NotCapturable, RecordedGraph, RecordedGraphs, device_tensors
+from reference_sampler import make_rows
 from torch import Tensor
 
 from headrace.engine_proc.worker.cuda.attention.tile_schedule import Tiling
 from headrace.engine_proc.worker.cuda.cuda_executor import CudaExecutor
 from headrace.engine_proc.worker.cuda.graph_sizes import Buckets, Sizes
 from headrace.engine_proc.worker.cuda.graphs import CudaGraphs, capture_all
+from headrace.engine_proc.worker.cuda.row_draws import DrawSize, has_limits
 from headrace.engine_proc.worker.execution.cpu_sampler import ROW
 from headrace.engine_proc.worker.execution.executor import Batch
 from headrace.engine_proc.worker.models.specs.decoder_spec import DecoderSpec, LayerSpec, QKNorm
@@ -135,6 +138,34 @@ def test_a_draw_in_a_graph_is_that_without(device: torch.device) -> None:
     assert drawn[:2] == drawn[2:]
     assert drawn[0][0] == drawn[1][0] >= 50
     assert graphs.buffers.drawn[0] == drawn[1][0]
+
+
+def test_draws_without_limits_are_two_launches(device: torch.device) -> None:
+    if device.type != "cpu":
+        pytest.skip("CUDA's graphs do not say what they launch")
+    executor = make(TINY, device)
+    stand_in = partial(RecordedGraphs, list(device_tensors(executor)))
+    with torch.inference_mode():
+        graphs: dict[DrawSize, Any] = dict(capture_all(stand_in, executor.draws.runs({2})))
+    counts = {size: len(graph.launches) for size, graph in graphs.items()}
+    assert counts == {DrawSize(2, has_limits=True): 6, DrawSize(2, has_limits=False): 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, False),
+        ({"top_k": 9}, True),
+        ({"top_k": 10}, False),
+        ({"top_p": 0.9}, True),
+        ({"top_p": 0.9, "temperature": 0}, False),
+    ],
+)
+def test_the_host_knows_which_rows_have_limits(fields: dict[str, Any], expected: bool) -> None:
+    rows = make_rows(3)
+    for name, value in fields.items():
+        rows[name][1] = value
+    assert has_limits(rows.view(np.int32), vocab_size=10) == expected
 
 
 def test_a_layer_is_eight_launches(device: torch.device) -> None:

@@ -32,19 +32,22 @@ STACK_BYTES = {
         "SEES_AHEAD=True": 440,
         "IS_CHUNKED=True": 416,
     }
-    | {"HEAD_DIM=256": 448, "attention_kernel": 368, "draw_kernel": 552, "report_kernel": 16}
+    | {"HEAD_DIM=256": 448, "attention_kernel": 368, "report_kernel": 16}
+    | {"draw_kernel": 8, "limit_kernel": 408}
     | {"gated_linear_kernel": 0, "linear_kernel": 32, "expert_kernel": 8}
     | {"int4_kernel": 8, "delta_block_kernel": 208, "ssd_kernel": 344},
     (PINNED, "90"): {"latent_attention_kernel": 744, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 320}
-    | {"HEAD_DIM=256": 344, "attention_kernel": 312, "draw_kernel": 520, "report_kernel": 24}
+    | {"HEAD_DIM=256": 344, "attention_kernel": 312, "report_kernel": 24}
+    | {"draw_kernel": 8, "limit_kernel": 336}
     | {"gated_linear_kernel": 0, "linear_kernel": 88, "delta_block_kernel": 16}
     | {"ssd_kernel": 256},
     (PINNED, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 216, "IS_CHUNKED=True": 392}
-    | {"HEAD_DIM=256": 0, "attention_kernel": 296, "draw_kernel": 544}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 296, "draw_kernel": 8, "limit_kernel": 272}
     | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 112}
     | {"router_kernel": 8, "delta_block_kernel": 40, "ssd_kernel": 248},
     (PINNED, "80"): {"latent_attention_kernel": 48, "SEES_AHEAD=True": 312, "IS_CHUNKED=True": 496}
-    | {"HEAD_DIM=256": 200, "attention_kernel": 408, "draw_kernel": 544, "report_kernel": 8}
+    | {"HEAD_DIM=256": 200, "attention_kernel": 408, "report_kernel": 8}
+    | {"draw_kernel": 8, "limit_kernel": 280}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "expert_kernel": 144}
     | {"norm_kernel": 8, "delta_block_kernel": 56, "ssd_kernel": 264},
     (NEWER, "100"): {
@@ -56,20 +59,22 @@ STACK_BYTES = {
     | {"gated_linear_kernel": 0, "linear_kernel": 56, "expert_kernel": 8}
     | {"router_kernel": 8, "delta_block_kernel": 184, "ssd_kernel": 352},
     (NEWER, "90"): {"latent_attention_kernel": 1200, "SEES_AHEAD=True": 488, "IS_CHUNKED=True": 248}
-    | {"HEAD_DIM=256": 496, "attention_kernel": 272}
+    | {"HEAD_DIM=256": 496, "attention_kernel": 272, "draw_kernel": 8}
     | {"gated_linear_kernel": 0, "linear_kernel": 40, "delta_block_kernel": 48}
     | {"ssd_kernel": 368},
     (NEWER, "89"): {"latent_attention_kernel": 32, "SEES_AHEAD=True": 392, "IS_CHUNKED=True": 344}
-    | {"HEAD_DIM=256": 0, "attention_kernel": 472, "draw_kernel": 40}
+    | {"HEAD_DIM=256": 0, "attention_kernel": 472}
     | {"gated_linear_kernel": 152, "linear_kernel": 152, "expert_kernel": 64}
     | {"fp8_kernel": 8, "ssd_kernel": 256},
     (NEWER, "80"): {"latent_attention_kernel": 8, "SEES_AHEAD=True": 384, "IS_CHUNKED=True": 472}
-    | {"HEAD_DIM=256": 192, "attention_kernel": 632, "draw_kernel": 48, "report_kernel": 8}
+    | {"HEAD_DIM=256": 192, "attention_kernel": 632, "report_kernel": 8}
+    | {"draw_kernel": 8, "limit_kernel": 40}
     | {"gated_linear_kernel": 136, "linear_kernel": 120, "delta_block_kernel": 72}
     | {"ssd_kernel": 264},
 }
 NEWER_WHOLE = [arch for compiler, arch in STACK_BYTES if compiler == NEWER]
 OF_EACH = ["inputs_kernel", "schedule_kernel", "norm_kernel", "linear_kernel", "draw_kernel"]
+OF_EACH += ["weigh_kernel", "limit_kernel"]
 OF_EACH += ["rope_store_kernel", "attention_kernel", "gated_linear_kernel", "report_kernel"]
 DEADLINE_S = 300
 SOME = "attention_kernel.*BLOCK_ROWS=128|schedule_kernel.*TILE_TOKENS=32|rope_store|inputs"
