@@ -6,7 +6,7 @@
 // result has the same bits whatever rows it is batched with.
 //
 // Up to 32 rows meet each pair of blocks once. More rows pass over slabs: two blocks of weights and
-// 512 columns, which stay in the nearest cache.
+// 256 columns, which stay in the nearest cache.
 #if defined(__x86_64__)
 #include "cpu/few_rows.h"
 
@@ -32,7 +32,7 @@ constexpr int request_permission = 0x1023, tile_data = 18; // of arch_prctl(2), 
 constexpr int tile_rows = band_rows, tile_pairs = 16; // of a tile; a pair is two steps of k
 constexpr int tile_bytes = tile_rows * tile_pairs * 4;
 constexpr int chunk_numbers = 256 << 10; // of rows, so that they stay in L2 for all blocks
-constexpr int slab_units = 16;           // of 32 columns
+constexpr int slab_units = 8;            // of 32 columns
 constexpr int max_slab_rows = 256;
 constexpr int ahead_bytes = 4 * tile_bytes; // to prefetch, in each block
 
