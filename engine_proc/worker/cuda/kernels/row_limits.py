@@ -31,6 +31,7 @@ from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import (
     write_bracket,
 )
 from headrace.engine_proc.worker.cuda.kernels.vocab_slices import (
+    MAX_SLICES,
     NUM_WARPS,
     block_of,
     likeliest_of,
@@ -227,7 +228,7 @@ def limit_kernel(
     is_last = index == 0
     if fits:
         own = tl.where(is_whole, from_low, from_low - from_high)
-        before = tl.sum(tl.where(tl.arange(0, 16) < index, own, 0), 0)
+        before = tl.sum(tl.where(tl.arange(0, MAX_SLICES) < index, own, 0), 0)
         first = index * slice_size
         last = tl.minimum(first + slice_size, vocab_size)
         top = tl.where(is_whole, end, high)
@@ -384,14 +385,14 @@ def bracket_of(
     """Return the bracket that passes leave, and the target.
 
     Of the bracket these are its ends, and what the tokens above it weigh. There is also how many
-    tokens each slice has from either end on, [16]. Tokens weigh 1 each where there is top-k.
+    tokens each slice has from either end on, [MAX_SLICES]. With top-k each token weighs 1.
     """
     num_rows, num_slices = tl.num_programs(0), tl.num_programs(1)
-    share, slices = tl.arange(0, SHARES), tl.arange(0, 16)
+    share, slices = tl.arange(0, SHARES), tl.arange(0, MAX_SLICES)
     base, end = ends_of(highest, vocab_size, TOKEN_BITS)
     low, high = base, end
     above, target = tl.zeros([], tl.float64), tl.zeros([], tl.float64)
-    from_low, from_high = tl.zeros([16], tl.int32), tl.zeros([16], tl.int32)
+    from_low, from_high = tl.zeros([MAX_SLICES], tl.int32), tl.zeros([MAX_SLICES], tl.int32)
     for done in range(num_done):
         is_first = done == 0
         if is_first | is_large(from_low, from_high, k, BLOCK):

@@ -3,8 +3,8 @@
 Tokens are ordered by numbers that no two have in common, so nothing is sorted. A pass over the row
 weighs the tokens above several limits at once. It leaves a bracket between two of them, which the
 next pass divides. Once a program can hold the bracket's tokens in its registers, they are written
-apart, and the limit is found among them bit by bit. That takes three or four passes in all. Where
-top-k leaves no more than FEW tokens, top-p takes none.
+apart, and the limit is found among them bit by bit. That takes three or four passes in all. Here
+one program has a row; in `row_limits.py` several share one.
 """
 
 import triton

@@ -13,7 +13,7 @@ from headrace.engine_proc.worker.cuda.kernels.top_k_top_p import MINUS_INFINITY,
 
 BLOCK = 2048  # tokens that a program loads at once
 NUM_WARPS = 16
-MAX_SLICES = 16  # of a row
+MAX_SLICES = tl.constexpr(16)  # of a row
 
 
 def block_of(vocab_size: int) -> int:
@@ -24,7 +24,7 @@ def block_of(vocab_size: int) -> int:
 def slice_of(vocab_size: int) -> int:
     """Return how many tokens a slice has: whole blocks."""
     block = block_of(vocab_size)
-    return cdiv(cdiv(vocab_size, block), MAX_SLICES) * block
+    return cdiv(cdiv(vocab_size, block), int(MAX_SLICES)) * block
 
 
 def find_likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +93,7 @@ def load_slices(
     numbers: tl.tensor, row: tl.tensor, NUM_SLICES: tl.constexpr, OTHER: tl.constexpr
 ) -> tl.tensor:
     """Return a number of each slice of a row, [MAX_SLICES]. L1 caches may not have them."""
-    index = tl.arange(0, 16)
+    index = tl.arange(0, MAX_SLICES)
     place = numbers + row * NUM_SLICES + index
     return tl.load(place, mask=index < NUM_SLICES, other=OTHER, cache_modifier=".cg")
 
@@ -101,5 +101,5 @@ def load_slices(
 @triton.jit
 def first_of(tokens: tl.tensor, is_in: tl.tensor, NUM_SLICES: tl.constexpr) -> tl.tensor:
     """Return the lowest of some slices' tokens."""
-    is_slice = tl.arange(0, 16) < NUM_SLICES
+    is_slice = tl.arange(0, MAX_SLICES) < NUM_SLICES
     return tl.min(tl.where(is_in & is_slice, tokens, 0x7FFFFFFF), 0)
