@@ -28,6 +28,7 @@ class Opened:
 
     def __init__(self) -> None:
         self._owner = ExitStack()  # the test's, or that of a fixture which is being made
+        self._logs: dict[str, Callable[[], str]] = {}  # of what is open, by title
 
     def record(self) -> None:
         """From now on, know of each file in memory."""
@@ -51,6 +52,18 @@ class Opened:
             return (yield)
         finally:
             self.close()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed:
+            report.sections += [(title, read()) for title, read in self._logs.items()]
+        return report
+
+    def show_at_failure(self, title: str, read: Callable[[], str]) -> None:
+        """Show a log beside each failure until the test or fixture that is being run is over."""
+        self._logs[title] = read
+        self._owner.callback(self._logs.pop, title)
 
     def close_with_owner(self, close: Callable[[], object]) -> None:
         """Call `close` when the test or fixture that is being run is over."""

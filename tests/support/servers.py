@@ -22,6 +22,7 @@ Answer = TypeVar("Answer")
 
 START_S = 300
 PATIENCE_S = 120.0  # for what takes a second or two on idle cores
+MAX_SHOWN = 8_000  # characters of a log, beside a failure
 POLL_INTERVAL_S = 0.02  # of effects that no server announces: it needs the cores
 URL = re.compile(r" on (http\S+) \(ready")
 
@@ -58,6 +59,7 @@ class RunningServer:
             command, stderr=subprocess.PIPE, env={**os.environ, **(env or {})}
         )
         OPENED.close_with_owner(self._kill)
+        OPENED.show_at_failure(f"log of server {self.process.pid}", self._log_so_far)
         self.log = ""
         match = None
         deadline = time.monotonic() + START_S
@@ -78,6 +80,17 @@ class RunningServer:
             self.process.communicate()
             raise StartFailed(self.log, self.process.returncode)
 
+    def _log_so_far(self) -> str:
+        """Return the end of the log, with what has been written and not read."""
+        assert self.process.stderr is not None
+        stderr = self.process.stderr
+        while not stderr.closed and readable([stderr], 0):
+            data = os.read(stderr.fileno(), 65536)
+            if not data:
+                break
+            self.log += data.decode()
+        return self.log[-MAX_SHOWN:]
+
     @property
     def ring(self) -> dict[str, psutil.Process]:
         """The processes that the supervisor keeps, by title; not their children on demand."""
@@ -93,9 +106,15 @@ class RunningServer:
                 found |= {title: process for title in process.cmdline()[:1]}
         return found
 
-    def metric(self, name: str) -> float:
-        """Return a metric's value, summed over processes."""
-        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S).text
+    def metric(self, name: str, may_be_old: bool = False) -> float:
+        """Return a metric's value, summed over processes; an old one is of the last seconds."""
+        answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while "age" in answer.headers and not may_be_old:  # a tokenizer is behind
+            if time.monotonic() > deadline:
+                raise TimeoutError("fresh metrics")
+            answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
+        text = answer.text
         values = re.findall(rf"^headrace:{name}{{.*}} (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name} in\n{text}"
         return sum(float(value) for value in values)
