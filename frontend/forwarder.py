@@ -17,6 +17,7 @@ from headrace.frontend.admission.body_throttle import BodyThrottle
 from headrace.frontend.admission.gate import Gate
 from headrace.frontend.http.rejections import Rejection, error_body, too_large
 from headrace.frontend.http.request import HttpExchange
+from headrace.frontend.http.request_head import Headers
 from headrace.frontend.open_requests import OpenRequest, OpenRequests
 from headrace.frontend.request_proxy import RequestProxy
 from headrace.frontend.request_reports import RequestReports
@@ -98,8 +99,8 @@ class Forwarder:
             return
         page = self._page(request)
         if page is not None:
-            content_type, text = page
-            request.respond(200, [(b"content-type", content_type.encode())], text)
+            headers, text = page
+            request.respond(200, headers, text)
             row.end(200, time.monotonic_ns() - request.received_at, head.length, len(text))
             if self._reports is not None:
                 self._reports.put(request)
@@ -120,16 +121,19 @@ class Forwarder:
         else:
             self._enter(proxy, body, key)
 
-    def _page(self, request: HttpExchange) -> tuple[str, bytes] | None:
-        """Return the content type and body of a response that waits for no process, or None."""
+    def _page(self, request: HttpExchange) -> tuple[Headers, bytes] | None:
+        """Return the headers and body of a response that waits for no process, or None."""
         if request.method not in READS:
             return None
         if request.path == METRICS and self._metrics is not None and self._links.is_behind:
             page = self._metrics.read(MAX_METRICS_AGE_S)
-            return None if page is None else (METRICS_TYPE, page)
+            if page is None:
+                return None
+            age = b"%d" % max(0, page.age_s)  # seconds, RFC 9111: a page kept is not a fresh one
+            return [(b"content-type", METRICS_TYPE.encode()), (b"age", age)], page.body
         pages = self._anthropic_pages if request.head.is_anthropic else self._pages
         body = pages.get(request.path)
-        return None if body is None else (JSON, body)
+        return None if body is None else ([(b"content-type", JSON.encode())], body)
 
     def _enter(self, proxy: RequestProxy, body: bytes, key: int) -> None:
         if len(body) > self._max_body_bytes:

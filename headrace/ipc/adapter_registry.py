@@ -122,7 +122,9 @@ class AdapterRegistry:
         names = (path.name for path in Path(self._run_dir).glob(f"{USAGE}*") if not path.suffix)
         pages = (PublishedPage(self._run_dir, name).read(math.inf) for name in names)
         usages = [
-            msgspec.msgpack.decode(page, type=AdapterUsage) for page in pages if page is not None
+            msgspec.msgpack.decode(page.body, type=AdapterUsage)
+            for page in pages
+            if page is not None
         ]
         if not usages:
             return None

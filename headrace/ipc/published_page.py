@@ -5,8 +5,16 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 METRICS = "metrics"  # the name of the page of `/metrics`
+
+
+class PageRead(NamedTuple):
+    """What a page had when it was read."""
+
+    body: bytes
+    age_s: float
 
 
 class PublishedPage:
@@ -24,11 +32,11 @@ class PublishedPage:
             new.write_bytes(page)
             new.replace(self._path)
 
-    def read(self, max_age_s: float) -> bytes | None:
+    def read(self, max_age_s: float) -> PageRead | None:
         """Return the page, or None where there is none or an older one."""
         try:
             with self._path.open("rb", buffering=0) as file:
                 age_s = self._clock() - os.fstat(file.fileno()).st_mtime
-                return file.read() if age_s <= max_age_s else None
+                return PageRead(file.read(), age_s) if age_s <= max_age_s else None
         except FileNotFoundError:
             return None

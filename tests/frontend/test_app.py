@@ -77,6 +77,7 @@ async def test_metrics_are_the_published_page_while_behind(tmp_path: Path) -> No
     client = ask()
     assert (client.status, client.body) == (200, b"up 1\n")
     assert client.response_head[b"content-type"] == METRICS_TYPE.encode()
+    assert client.response_head[b"age"] == b"0"
     assert ask(headers=()).status == 401
     assert site.links.forwarded.empty()
     site.links.behind = False

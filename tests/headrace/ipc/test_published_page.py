@@ -16,13 +16,16 @@ def test_page_is_replaced_as_a_whole(tmp_path: Path) -> None:
     with (tmp_path / "page").open("rb") as old:
         writer.write(b"new")
         assert old.read() == b"longer"
-    assert reader.read(60) == b"new"
+    new = reader.read(60)
+    assert new is not None and new.body == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["page"]
 
 
 def test_page_is_not_read_when_it_is_old(tmp_path: Path) -> None:
     PublishedPage(str(tmp_path), "page").write(b"text")
-    assert PublishedPage(str(tmp_path), "page", lambda: time.time() + 50).read(60) == b"text"
+    read = PublishedPage(str(tmp_path), "page", lambda: time.time() + 50).read(60)
+    assert read is not None and read.body == b"text"
+    assert 49 < read.age_s <= 60
     assert PublishedPage(str(tmp_path), "page", lambda: time.time() + 70).read(60) is None
 
 
@@ -31,4 +34,5 @@ def test_page_stays_when_a_new_one_cannot_be_written(tmp_path: Path) -> None:
     page.write(b"old")
     (tmp_path / "page.new").symlink_to("/dev/full")
     page.write(b"new")
-    assert page.read(60) == b"old"
+    old = page.read(60)
+    assert old is not None and old.body == b"old"
