@@ -33,7 +33,7 @@ from headrace.frontend.request_reports import RequestReports
 from headrace.ipc.messages import ToFrontend
 from headrace.ipc.published_page import METRICS, PublishedPage
 from headrace.ipc.router import Router
-from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address
+from headrace.ipc.sockets import STEP_HIGH_WATER, Inbox, address, deliver
 from headrace.runtime.process import DRAIN, LEAVE, Context
 from headrace.runtime.wake_clock import WakeClock
 from headrace.system.file_limit import files_besides, raise_file_limit
@@ -44,7 +44,7 @@ HEARTBEAT_S = 0.1
 # minute, so the server closes later.
 KEEP_ALIVE_S = 75
 LINGER_S = 0.5  # during which open connections may still send requests after a replacement
-LAST_REPORTS_S = 0.05  # for the last reports to go
+LAST_REPORTS_MS = 1000  # for the last reports to go
 GRACE_S = 1  # connections that do not close by then are cut when the server stops
 
 
@@ -176,12 +176,11 @@ class Frontend:
                 self._context.ready()
                 await self._server.serve(sockets=[listener])
                 beating.cancel()
-        if self._reports is not None:
-            self._reports.flush()
-            await asyncio.sleep(LAST_REPORTS_S)
-            self._reports.close()
         self._inbox.close()
         self._links.close()
+        if self._reports is not None:
+            self._reports.flush()
+            deliver(LAST_REPORTS_MS)
 
     async def _beat(self, loop: asyncio.AbstractEventLoop, dispatcher: Dispatcher) -> None:
         """Keep the board current; retry what a full link has refused; look at the clock."""

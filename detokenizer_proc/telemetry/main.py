@@ -12,7 +12,7 @@ from headrace.ipc.sockets import REPORTS_HIGH_WATER, Inbox, address
 from headrace.runtime.process import Context
 
 IDLE_MS = 500
-LAST_MS = 300  # without a report, after SIGTERM: frontends send reports until they end
+LAST_MS = 300  # without a report, after SIGTERM: it comes when all frontends have ended
 
 Sink = Callable[[RequestEnded], None]
 

@@ -534,18 +534,24 @@ class Supervisor:
         return self.board.is_remote(slot) or (slot.seat.role == "placement" and self._is_up)
 
     def _stop(self) -> None:
-        """End all children, politely for `STOP_S` seconds, and leave nothing behind."""
-        left = self._terminate(self._children, TOLD_S)
+        """End all children and leave nothing behind; the telemetry process takes all reports."""
+        reporting = [child for child in self._children if child.seat.role == "telemetry"]
+        self._end([child for child in self._children if child not in reporting])
+        self._end(reporting)
+        if self._listeners is not None:
+            self._listeners.close()
+        self._crash_reports.close()
+        self._directory.remove()
+
+    def _end(self, children: Sequence[SeatedProcess]) -> None:
+        """End children, politely for `STOP_S` seconds."""
+        left = self._terminate(children, TOLD_S)
         for child in self._terminate(left, STOP_S - TOLD_S):
             # A process that does not serve yet may miss the signal, and leaves nothing behind.
             level = logging.WARNING if self._is_up else logging.DEBUG
             log.log(level, "%s does not end; killing it", child.seat)
             child.process.kill()
             child.process.wait()
-        if self._listeners is not None:
-            self._listeners.close()
-        self._crash_reports.close()
-        self._directory.remove()
 
     def _terminate(self, children: Sequence[SeatedProcess], seconds: float) -> list[SeatedProcess]:
         """Send children SIGTERM; return those that have not ended after some seconds."""

@@ -234,6 +234,29 @@ def test_a_cluster_that_is_away_is_told_of_once(caplog: pytest.LogCaptureFixture
     assert len(reports) == 1, "of the death that is none of the cluster's"
 
 
+def test_telemetry_is_told_to_end_when_all_frontends_have() -> None:
+    events: list[tuple[str, str]] = []
+
+    def played(role: str) -> Any:
+        def note(event: str, result: int | None = None) -> Any:
+            return lambda *_: events.append((event, role)) or result
+
+        return SimpleNamespace(terminate=note("told"), send_signal=int, wait=note("ended", 0))
+
+    rig = Rig()
+    rig.supervisor._listeners = None
+    rig.supervisor._crash_reports = rig.supervisor._directory = SimpleNamespace(
+        close=list, remove=list
+    )
+    roles = ("telemetry", "frontend", "engine")
+    rig.supervisor._children = [SeatedProcess(Seat(r, 0), played(r), -1) for r in roles]
+    rig.supervisor._stop()
+    others = {event for event in events if event[1] != "telemetry"}
+    assert len(others) == 4
+    assert set(events[:4]) == others
+    assert events[4:] == [("told", "telemetry"), ("ended", "telemetry")]
+
+
 @pytest.mark.parametrize("seat", [Seat("tokenizer", 0), Seat("engine", 0)])
 def test_a_successor_that_dies_is_not_told_as_replaced(
     caplog: pytest.LogCaptureFixture, seat: Seat
