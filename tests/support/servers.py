@@ -106,15 +106,19 @@ class RunningServer:
                 found |= {title: process for title in process.cmdline()[:1]}
         return found
 
-    def metric(self, name: str, may_be_old: bool = False) -> float:
-        """Return a metric's value, summed over processes; an old one is of the last seconds."""
-        answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
+    def metrics(self, may_be_old: bool = False) -> str:
+        """Return the page of `/metrics`; an old one is of the last seconds."""
         deadline = time.monotonic() + PATIENCE_S
-        while "age" in answer.headers and not may_be_old:  # a tokenizer is behind
-            if time.monotonic() > deadline:
-                raise TimeoutError("fresh metrics")
+        while True:
             answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
-        text = answer.text
+            if may_be_old or "age" not in answer.headers:
+                return answer.text
+            if time.monotonic() > deadline:
+                raise TimeoutError("fresh metrics: a tokenizer is behind")
+
+    def metric(self, name: str, may_be_old: bool = False) -> float:
+        """Return a metric's value, summed over processes."""
+        text = self.metrics(may_be_old)
         values = re.findall(rf"^headrace:{name}{{.*}} (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name} in\n{text}"
         return sum(float(value) for value in values)

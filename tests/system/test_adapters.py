@@ -329,7 +329,7 @@ def await_open(server: RunningServer, count: int) -> None:
 
 def test_metrics_name_the_adapters_in_use(server: RunningServer, folders: Folders) -> None:
     assert complete(server, folders.cases[-1]) == folders.cases[-1].expected
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.metrics()
     assert 'vllm:lora_requests_info{max_lora="3"' in text
 
 

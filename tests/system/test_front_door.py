@@ -128,7 +128,7 @@ def test_origins_are_not_named_unless_asked_for(server: RunningServer) -> None:
 
 def test_all_frontends_serve(server: RunningServer) -> None:
     def counts() -> list[float]:
-        text = httpx.get(f"{server.url}/metrics").text
+        text = server.metrics()
         lines = [x for x in text.splitlines() if x.startswith("headrace:http_requests_total")]
         return [float(line.split()[-1]) for line in lines]
 

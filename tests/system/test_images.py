@@ -181,7 +181,7 @@ def asked(server: RunningServer, max_tokens: int = 100) -> Iterator[list["Future
 
 def handled(server: RunningServer) -> dict[str, float]:
     """Return how many requests each tokenizer process has handled."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.metrics()
     found = re.findall(r'tokenizer_requests_total{.*process="(.*?)"} (\S+)', text)
     return {name: float(value) for name, value in found}
 

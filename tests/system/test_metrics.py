@@ -30,7 +30,7 @@ COUNTS = (
 
 def samples(server: RunningServer) -> dict[str, float]:
     """Return vLLM's samples by name and, where there are such, further labels."""
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.metrics()
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -72,7 +72,7 @@ def test_a_request_is_counted_where_vllm_counts_it(server: RunningServer) -> Non
 def test_prefix_hit_rate_is_what_requests_share(server: RunningServer) -> None:
     server.settle()
     before = samples(server)
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.metrics()
     info = re.search(r'^vllm:cache_config_info{.*block_size="(\d+)"', text, re.MULTILINE)
     assert info is not None
     page = int(info[1])

@@ -117,7 +117,7 @@ GROWN = {
 
 def counts_by_model(server: RunningServer) -> Counter[tuple[str, str]]:
     """Return the sums of some families by model."""
-    text, found = httpx.get(f"{server.url}/metrics").text, Counter[tuple[str, str]]()
+    text, found = server.metrics(), Counter[tuple[str, str]]()
     for family, name, count in re.findall(r'^(.*?){.*model_name="(.*?)".*} (.*)$', text, re.M):
         if family in GROWN:
             found[family, name] += float(count)
