@@ -166,7 +166,7 @@ class Frontend:
         loop = asyncio.get_running_loop()
         dispatcher = Dispatcher(loop, self._open_requests, self._slot)
         self._inbox.attach(loop, dispatcher.take)
-        lag = LoopLag(loop, self._slot, lambda: self._slot[FrontendField.ADMITTED] > 0)
+        lag = LoopLag(loop, self._slot)
         with socket.socket(fileno=self._config.listen_fd) as listener:
             async with asyncio.TaskGroup() as tasks:  # where one fails, both end
                 beating = tasks.create_task(self._beat(loop, dispatcher))
