@@ -139,7 +139,7 @@ def test_metrics_are_published_while_requests_are_open(lane: Lane, socket_folder
     published = page.read(DEADLINE_MS)
     assert published is not None
     lane.ask("/metrics")
-    assert published.splitlines()[:2] == lane.answered()[1].splitlines()[:2]
+    assert published.body.splitlines()[:2] == lane.answered()[1].splitlines()[:2]
 
 
 def test_events_come_every_second_until_the_client_leaves(lane: Lane) -> None:
