@@ -29,7 +29,7 @@ from headrace.routes import ANTHROPIC_PATHS, METRICS, METRICS_TYPE, READS
 from headrace.sse import DONE, event_of
 
 JSON = "application/json"
-MAX_METRICS_AGE_S = 3.0  # of a page that is published each second while requests are open
+MAX_METRICS_AGE_S = 3.0  # of a page that is published each second while tokenizers are behind
 DEADLY = Rejection.of(DeadlyRequest())
 
 

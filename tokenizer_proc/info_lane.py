@@ -8,7 +8,7 @@ import math
 
 from headrace import routes
 from headrace.board.backlog import tokenizer_backlog
-from headrace.board.fields import FrontendField, TokenizerField
+from headrace.board.fields import TokenizerField
 from headrace.config.process_configs import TokenizerConfig
 from headrace.ipc.frontend_links import FrontendLinks
 from headrace.ipc.messages import Head, HttpRequest, ResponseFrames, ToTokenizer, frontend_of
@@ -43,7 +43,7 @@ class InfoLane:
             config.run_dir, config.num_frontends, context.board, context.slot
         )
         self._streams = EventStreams(context.board, self._frontends, aborts)
-        self._frontend_slots = list(context.board.of("frontend"))
+        self._backlogs = [tokenizer_backlog(context.board, i) for i in range(context.index)]
         self._published = PublishedPage(config.run_dir, METRICS)
 
     def handle(self, timeout_ms: int = IDLE_MS) -> None:
@@ -56,7 +56,7 @@ class InfoLane:
             self._backlog.settle_idle()
         if self._streams.take_turn():
             self._streams.send(self._routes.monitor.events(are_wanted=len(self._streams) > 0))
-            if any(slot[FrontendField.ADMITTED] for slot in self._frontend_slots):
+            if any(backlog() > 0 for backlog in self._backlogs):  # frontends look at these, too
                 self._published.write(self._routes.metrics.render())
 
     def _handle(self, request: HttpRequest, body: Body) -> None:

@@ -71,7 +71,7 @@ from headrace.supervision.seats import seats_of
 from headrace.supervision.watchdog import HangWatchdog, MemoryWatchdog, SpinWatchdog, Watchdog
 from headrace.system.file_limit import raise_file_limit
 from headrace.system.machine import memory_limit
-from headrace.system.procfs import busy_seconds, own_bytes
+from headrace.system.procfs import busy_seconds, own_bytes, resident_bytes
 
 TOLD_S = 4.0  # after SIGTERM; a process that is still there gets it again, since it may get lost
 STOP_S = 5.0  # what is not gone this long after the first SIGTERM is killed
@@ -146,7 +146,7 @@ class Supervisor:
         self._is_up = False  # all have been ready
         self._hang_watchdog: Watchdog = HangWatchdog(config.watchdog_timeout)
         self._limit_watchdogs: tuple[Watchdog, ...] = (
-            MemoryWatchdog(memory_limit(), own_bytes),
+            MemoryWatchdog(memory_limit(), resident_bytes, own_bytes),
             SpinWatchdog(busy_seconds),
         )
         crash = CrashConfig.of(config, crash_directory(config.crash_dir, os.environ))

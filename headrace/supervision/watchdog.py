@@ -155,23 +155,29 @@ class MemoryWatchdog:
 
     Args:
         memory_bytes: of the machine.
-        own_bytes: returns the memory of the process with an id; None where there is none.
+        resident_bytes: returns the memory of the process with an id, files included. That is read
+            in a tenth of the time.
+        own_bytes: returns its memory without files; None where there is none.
     """
 
-    def __init__(self, memory_bytes: int, own_bytes: Callable[[int], int | None]) -> None:
+    def __init__(
+        self,
+        memory_bytes: int,
+        resident_bytes: Callable[[int], int],
+        own_bytes: Callable[[int], int | None],
+    ) -> None:
         self._bytes = {role: int(share * memory_bytes) for role, share in MEMORY_SHARES.items()}
+        self._resident_bytes = resident_bytes
         self._own_bytes = own_bytes
 
     def check(self, slots: Sequence[Slot], now_ns: int) -> list[WatchdogVerdict]:
         """Return a verdict for each serving process above its share; see `Watchdog.check`."""
         found = []
         for slot in slots:
-            limit = self._bytes[slot.seat.role]
-            has = (
-                self._own_bytes(slot[CommonField.PID])
-                if slot[CommonField.STATE] == State.READY
-                else None
-            )
+            limit, pid = self._bytes[slot.seat.role], slot[CommonField.PID]
+            if slot[CommonField.STATE] != State.READY or self._resident_bytes(pid) <= limit:
+                continue
+            has = self._own_bytes(pid)
             if has is not None and has > limit:
                 reason = f"has {has >> 20} MiB of memory, more than its {limit >> 20}"
                 found.append(WatchdogVerdict(slot.seat, reason))

@@ -40,7 +40,8 @@ def busy_seconds(pid: int, proc: Path = PROC) -> float | None:
 def resident_bytes(pid: int, proc: Path = PROC) -> int:
     """Return what a process has in memory, files included; 0 where there is none."""
     try:
-        return int((proc / str(pid) / "statm").read_text().split()[1]) * PAGE_BYTES
+        with open(f"{proc}/{pid}/statm", "rb", buffering=0) as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
     except OSError:
         return 0
 

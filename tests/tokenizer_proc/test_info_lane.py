@@ -130,11 +130,11 @@ def test_ring_is_answered_whole(lane: Lane) -> None:
     assert json.loads(body)["frontends"][0]["state"] == "ready"
 
 
-def test_metrics_are_published_while_requests_are_open(lane: Lane, socket_folder: Path) -> None:
+def test_metrics_are_published_while_tokenizers_are_behind(lane: Lane, socket_folder: Path) -> None:
     page = PublishedPage(str(socket_folder), METRICS)
     lane.pass_a_second()
     assert page.read(DEADLINE_MS) is None
-    lane.frontend[FrontendField.ADMITTED] = 1
+    lane.frontend[FrontendField.FORWARDED_BYTES] = 1
     lane.pass_a_second()
     published = page.read(DEADLINE_MS)
     assert published is not None

@@ -11,7 +11,7 @@ from headrace.board.fields import CommonField
 from headrace.runtime.roles import ROLES
 from headrace.supervision.watchdog import MEMORY_SHARES, MemoryWatchdog
 from headrace.system.machine import memory_limit
-from headrace.system.procfs import own_bytes
+from headrace.system.procfs import own_bytes, resident_bytes
 
 MB = 1 << 20
 
@@ -26,7 +26,7 @@ def test_process_above_its_memory_share_is_reported() -> None:
         slot.enter(State.READY)
         slot[CommonField.PID] = pid
     has: dict[int, int | None] = {0: 251 * MB, 1: 250 * MB, 2: 900 * MB}
-    memory_watchdog = MemoryWatchdog(1000 * MB, lambda pid: has[pid])
+    memory_watchdog = MemoryWatchdog(1000 * MB, lambda _: 1000 * MB, lambda pid: has[pid])
     told = [(Seat("tokenizer", 0), "has 251 MiB of memory, more than its 250")]
     assert memory_watchdog.check(board.slots, 0) == told
     has[0] = None  # it has ended
@@ -34,6 +34,18 @@ def test_process_above_its_memory_share_is_reported() -> None:
     has[0] = 900 * MB
     board.slots[0][CommonField.STATE] = State.DEAD
     assert memory_watchdog.check(board.slots, 0) == []
+
+
+def test_memory_is_read_by_kind_only_where_there_is_much() -> None:
+    board = Board.create([Seat("tokenizer", 0), Seat("tokenizer", 1)])
+    for pid, slot in enumerate(board.slots):
+        slot.enter(State.READY)
+        slot[CommonField.PID] = pid
+    asked: list[int] = []
+    resident = [250 * MB, 251 * MB]
+    watchdog = MemoryWatchdog(1000 * MB, resident.__getitem__, asked.append)
+    assert watchdog.check(board.slots, 0) == []
+    assert asked == [1]
 
 
 def test_memory_of_files_is_not_a_processs_own(tmp_path: Path) -> None:
@@ -52,6 +64,7 @@ def test_memory_of_files_is_not_a_processs_own(tmp_path: Path) -> None:
         grown = own_bytes(os.getpid())
     assert mapped is not None
     assert grown is not None
+    assert resident_bytes(os.getpid()) >= mapped
     assert mapped - before < 16 * MB
     assert grown - mapped > 100 * MB
     assert own_bytes(2**22 + 1) is None

@@ -90,9 +90,9 @@ def test_detokenizer_ceiling_is_below_a_group_of_3_gb(tmp_path: Path, name: str)
     slot.enter(State.READY)
     slot[CommonField.PID] = os.getpid()
     limit = memory_limit(machine(tmp_path, {name: f"{3 * GB}\n"}))
-    assert MemoryWatchdog(limit, lambda _: 3 * GB // 4).check([slot], 0) == []
+    assert MemoryWatchdog(limit, lambda _: GB, lambda _: 3 * GB // 4).check([slot], 0) == []
     told = [(slot.seat, "has 900 MiB of memory, more than its 768")]
-    assert MemoryWatchdog(limit, lambda _: 900 << 20).check([slot], 0) == told
+    assert MemoryWatchdog(limit, lambda _: GB, lambda _: 900 << 20).check([slot], 0) == told
 
 
 @pytest.mark.parametrize(
