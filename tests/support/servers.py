@@ -106,19 +106,22 @@ class RunningServer:
                 found |= {title: process for title in process.cmdline()[:1]}
         return found
 
-    def metrics(self, may_be_old: bool = False) -> str:
-        """Return the page of `/metrics`; an old one is of the last seconds."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
-            if may_be_old or "age" not in answer.headers:
-                return answer.text
-            if time.monotonic() > deadline:
-                raise TimeoutError("fresh metrics: a tokenizer is behind")
+    def metrics(self) -> str:
+        """Return the page of `/metrics`, of this moment or later.
 
-    def metric(self, name: str, may_be_old: bool = False) -> float:
+        While a tokenizer is behind, the server answers with one that is some seconds old.
+        """
+        began = time.monotonic()
+        while True:
+            asked = time.monotonic()
+            answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
+            if asked - began >= int(answer.headers.get("age", -1)) + 1:
+                return answer.text
+            time.sleep(POLL_INTERVAL_S)
+
+    def metric(self, name: str) -> float:
         """Return a metric's value, summed over processes."""
-        text = self.metrics(may_be_old)
+        text = self.metrics()
         values = re.findall(rf"^headrace:{name}{{.*}} (\S+)$", text, re.MULTILINE)
         assert values, f"no metric {name} in\n{text}"
         return sum(float(value) for value in values)

@@ -147,7 +147,7 @@ def ask(server: RunningServer, *parts: Any, **fields: Any) -> httpx.Response:
 
 def queued_bytes(server: RunningServer) -> float:
     """Return how much waits for tokenizers, less this request, which is a byte."""
-    return server.metric("tokenizer_queue_bytes", may_be_old=True) - 1
+    return server.metric("tokenizer_queue_bytes") - 1
 
 
 def begin_asking(server: RunningServer, body: bytes) -> socket.socket:
