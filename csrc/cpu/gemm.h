@@ -79,6 +79,11 @@ typename V::Floats add_product(typename V::Floats x, typename V::Floats w, typen
 }
 
 constexpr int prefetch_bytes = 1536; // ahead, in each block: about one DRAM latency of reading
+// Tiles in few registers read few blocks at once, so more of each is on its way. With AVX2, four
+// rows of bf16 take 0.89 to 0.93 of the time for it, eight 0.96. In fp32 they take more.
+template <class V, class W>
+constexpr int further_bytes =
+    V::max_sums < 8 && std::is_same_v<W, Bf16Block<V>> ? prefetch_bytes : 0;
 
 // One step along k: the outer product of a column of `x` and a row of the blocks. What there is
 // less of, factors or rows of blocks, waits in registers for the other.
@@ -131,7 +136,8 @@ template <class V, class W, int num_rows, int num_blocks> void gemm_tile(const O
 #pragma GCC unroll 8
             for (int n = 0; n < num_blocks; ++n) {
                 for (int b = 0; b < W::chunk_bytes; b += 64) {
-                    __builtin_prefetch(chunk + n * o.block_bytes + o.ahead + b);
+                    __builtin_prefetch(chunk + n * o.block_bytes + o.ahead + further_bytes<V, W> +
+                                       b);
                 }
             }
 #pragma GCC unroll 16
