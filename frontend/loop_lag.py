@@ -2,7 +2,7 @@
 
 A timer that fires late was held up, by a callback that ran long or by another process on the same
 core. The CPU time that this process used meanwhile tells the two apart. A timer costs 0.1 ms where
-other processes use the core. So a loop with little to do has few.
+other processes use the core. So a loop with little to do has few, unless it is kept from it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from headrace.board.fields import FrontendField
 
 PERIOD_S = 0.01
 QUIET_PERIOD_S = 0.1
-QUIET = 0.1  # of a core's time, which the loop has used since the last timer
+QUIET = 0.05  # of a core's time, which the loop has used since the last timer
 
 
 class LoopLag:
@@ -44,5 +44,6 @@ class LoopLag:
         blocked_ns = min(lag_ns, used_ns)
         if blocked_ns > self._slot[FrontendField.LONGEST_CALLBACK_NS]:
             self._slot[FrontendField.LONGEST_CALLBACK_NS] = blocked_ns
-        is_quiet = used_ns < QUIET * (now_ns - self._began_ns)
+        has_little = used_ns < QUIET * (now_ns - self._began_ns)
+        is_quiet = has_little and lag_ns < PERIOD_S * 1e9
         self._wait(QUIET_PERIOD_S if is_quiet else PERIOD_S)

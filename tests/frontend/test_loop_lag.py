@@ -38,17 +38,26 @@ def slot() -> Slot:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch, slot: Slot) -> PlayedLoop:
-    played: Any = PlayedLoop(monkeypatch)
-    LoopLag(played, slot).start()
-    return played  # type: ignore[no-any-return]
+    played = PlayedLoop(monkeypatch)
+    loop: Any = played
+    LoopLag(loop, slot).start()
+    return played
 
 
 def test_busy_loop_has_more_timers_than_a_quiet_one(loop: PlayedLoop) -> None:
     periods = []
-    for used_ms in (0, 20, 5, 0, 9):
+    for used_ms in (0, 20, 5, 0, 4):
         loop.fire(used_ms=used_ms)
         periods.append(loop.period_s)
     assert periods == [QUIET_PERIOD_S, PERIOD_S, PERIOD_S, QUIET_PERIOD_S, QUIET_PERIOD_S]
+
+
+def test_late_timer_is_followed_soon(loop: PlayedLoop) -> None:
+    periods = []
+    for late_ms in (11, 9):
+        loop.fire(late_ms)
+        periods.append(loop.period_s)
+    assert periods == [PERIOD_S, QUIET_PERIOD_S]
 
 
 def test_lag_is_what_a_timer_was_late(loop: PlayedLoop, slot: Slot) -> None:

@@ -88,7 +88,7 @@ class RunningServer:
             data = os.read(stderr.fileno(), 65536)
             if not data:
                 break
-            self.log += data.decode()
+            self.log += data.decode(errors="replace")
         return self.log[-MAX_SHOWN:]
 
     @property
@@ -112,12 +112,17 @@ class RunningServer:
         While a tokenizer is behind, the server answers with one that is some seconds old.
         """
         began = time.monotonic()
-        while True:
+        page = ""
+
+        def is_of_now() -> bool:
+            nonlocal page
             asked = time.monotonic()
             answer = httpx.get(f"{self.url}/metrics", timeout=PATIENCE_S)
-            if asked - began >= int(answer.headers.get("age", -1)) + 1:
-                return answer.text
-            time.sleep(POLL_INTERVAL_S)
+            page = answer.text
+            return asked - began >= int(answer.headers.get("age", -1)) + 1
+
+        wait_until(is_of_now, "metrics of this moment")
+        return page
 
     def metric(self, name: str) -> float:
         """Return a metric's value, summed over processes."""

@@ -27,6 +27,7 @@ def test_no_callback_of_a_frontend_takes_long() -> None:
             assert refused.status_code == 400
             assert "context length" in refused.json()["error"]["message"]
         assert done.returncode == 0
+        # A quiet loop has ten timers a second.
         assert server.metric("event_loop_lag_seconds_count") > 10
         assert 0 < server.metric("event_loop_longest_callback_seconds") < MAX_CALLBACK_S
     finally:
