@@ -127,19 +127,27 @@ struct Avx512 {
         return _mm512_or_si512(_mm512_slli_epi32(x, 16), _mm512_and_si512(x, ints(0xffff)));
     }
     static Pairs times_pairs(Pairs a, Pairs b) { return _mm512_mullo_epi16(a, b); }
+    // In both halves of each lane, with zeros above it.
+    static Pairs lowest_bytes(Ints x) {
+        const __m512i places =
+            _mm512_set4_epi32(int(0x800c800c), int(0x80088008), int(0x80048004), int(0x80008000));
+        return _mm512_shuffle_epi8(x, places);
+    }
     // The same, times integers of at most 8 bits. The byte beside the one that counts has factor 0.
     template <int zero> struct ScaledPairs {
         __m512i even_factors, odd_factors, center;
         ScaledPairs() = default;
-        explicit ScaledPairs(Ints steps) {
-            const Pairs factors = both(steps);
-            even_factors = _mm512_and_si512(factors, _mm512_set1_epi16(255));
-            odd_factors = _mm512_slli_epi16(factors, 8);
-            center = times_pairs(factors, _mm512_set1_epi16(zero));
-        }
+        explicit ScaledPairs(Ints steps)
+            : even_factors(lowest_bytes(steps)), odd_factors(_mm512_slli_epi16(even_factors, 8)),
+              center(_mm512_maddubs_epi16(_mm512_set1_epi8(char(zero)), even_factors)) {}
         void operator()(Fours fours, Pairs &even, Pairs &odd) const {
-            even = _mm512_sub_epi16(_mm512_maddubs_epi16(fours, even_factors), center);
-            odd = _mm512_sub_epi16(_mm512_maddubs_epi16(fours, odd_factors), center);
+            even = centered(_mm512_maddubs_epi16(fours, even_factors));
+            odd = centered(_mm512_maddubs_epi16(fours, odd_factors));
+        }
+
+    private:
+        Pairs centered(Pairs products) const {
+            return zero == 0 ? products : _mm512_sub_epi16(products, center);
         }
     };
     static Pairs same_pair(int32_t pair) { return ints(pair); }

@@ -27,14 +27,14 @@ inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, in
 }
 
 // Prefetch the i-th part of what the g-th 32 columns of a unit take, with their share of headers,
-// so far ahead of them.
-template <class W>
+// so far ahead of them: into the nearest cache (3) or into L2 (2).
+template <class W, int locality = 3>
 inline __attribute__((always_inline)) void fetch_part(const uint8_t *unit_start, int g, int i,
                                                       ptrdiff_t ahead) {
     constexpr int group_bytes = unit_bytes<W> / (W::unit / quantized_group);
     constexpr int lines = (group_bytes + 63) / 64;
     for (int line = i * lines / num_fours; line < (i + 1) * lines / num_fours; ++line) {
-        __builtin_prefetch(unit_start + g * group_bytes + line * 64 + ahead);
+        __builtin_prefetch(unit_start + g * group_bytes + line * 64 + ahead, 0, locality);
     }
 }
 

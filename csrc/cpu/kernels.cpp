@@ -55,6 +55,7 @@ const Kernels &avx512_here() {
             mixed.gemm_bf16 = gemm_bf16_by_tiles;
             mixed.pack_rows = pack_rows_as_tiles;
             mixed.pack_groups = pack_groups_as_tiles;
+            mixed.reads_bands = tiles_read_bands;
             mixed.attend_segment = attend_segment_by_tiles;
         } else if (!has_bf16 || !__builtin_cpu_is("amd")) {
             mixed.gemm_bf16 = nullptr;

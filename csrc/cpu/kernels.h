@@ -33,9 +33,9 @@ struct Kernels {
     void (*gemm_bf16)(const Operands &, int rows, int num_blocks, void *room);
     // A band of up to `band_rows` rounded rows, for products of many. Null: they need none.
     void (*pack_rows)(const float *x, int x_stride, int rows, int cols, uint8_t *tiles);
-    // Likewise a band of integers, slab by slab.
-    void (*pack_groups)(const Int16Group *x, int x_stride, int rows, int num_groups,
-                        size_t slab_bytes, uint8_t *band);
+    // Likewise a slab of a band of integers, and whether products of so many rows read bands.
+    void (*pack_groups)(const Int16Group *x, int x_stride, int rows, int num_groups, uint8_t *band);
+    bool (*reads_bands)(Format, int activation_bits, int rows);
     void (*round_row)(const float *x, int cols, float *out);
     void (*round_to_floats)(const float *x, int cols, float *out);
     // With activations as they are, of few rows (few_rows.h), and rounded, of at most so many.

@@ -14,11 +14,13 @@ void gemm_bf16_by_tiles(const Operands &o, int rows, int num_blocks, void *room)
 void gemm_bf12_by_tiles(const Operands &o, int rows, int num_blocks, float *room);
 void pack_rows_as_tiles(const float *x, int x_stride, int rows, int cols, uint8_t *tiles);
 
-// As `gemm_int16`, `gemm_int8` and `pack_groups` of Kernels; those of few rows are the vectors'.
+// As `gemm_int16`, `gemm_int8`, `pack_groups` and `reads_bands` of Kernels. Products of few rows
+// are the vectors'.
 void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int num_blocks,
                          void *room);
 void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room);
 void pack_groups_as_tiles(const Int16Group *x, int x_stride, int rows, int num_groups,
-                          size_t slab_bytes, uint8_t *band);
+                          uint8_t *band);
+bool tiles_read_bands(Format format, int activation_bits, int rows);
 
 } // namespace headrace

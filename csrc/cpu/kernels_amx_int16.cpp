@@ -498,14 +498,19 @@ void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *
 }
 
 void pack_groups_as_tiles(const Int16Group *x, int x_stride, int rows, int num_groups,
-                          size_t slab_bytes, uint8_t *band) {
+                          uint8_t *band) {
     Int16Operands slab{};
+    slab.x = x;
     slab.x_stride = x_stride;
-    for (int g = 0; g < num_groups; g += slab_groups, band += slab_bytes) {
-        slab.x = x + g;
-        slab.num_groups = std::min(slab_groups, num_groups - g);
-        pack_slab(slab, rows, band);
-    }
+    slab.num_groups = num_groups;
+    pack_slab(slab, rows, band);
+}
+
+bool tiles_read_bands(Format format, int activation_bits, int rows) {
+    bool is_read = activation_bits == 8 ? suits_tiles<Int8Bytes<V>, 1>(rows)
+                                        : suits_tiles<Int8Bytes<V>, 2>(rows);
+    with_block<V>(format, [&](auto block) { is_read = suits_tiles<decltype(block), 2>(rows); });
+    return is_read;
 }
 
 } // namespace headrace

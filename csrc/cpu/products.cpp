@@ -163,6 +163,12 @@ void round_columns(const StepState &state, const float *numbers, const Activatio
     }
 }
 
+bool reads_bands_of_integers(const StepState &state, const Matrix &weight, int rows) {
+    const Kernels &kernels = *state.model.kernels;
+    return kernels.reads_bands && rounds_to_integers(state, weight) &&
+           kernels.reads_bands(weight.format, state.config.activation_bits, rows);
+}
+
 // The rows of products that multiply the same `x`, once more in bands, where that pays.
 void pack_rows(StepState &state, int rows, const std::vector<Linear *> &products) {
     const Kernels &kernels = *state.model.kernels;
@@ -188,27 +194,28 @@ void pack_rows(StepState &state, int rows, const std::vector<Linear *> &products
     }
 }
 
-// The same of integers. Each task would else pack the rows that it multiplies.
+// The same of integers, slab by slab. Each task would else pack the rows that it multiplies.
 void pack_groups(StepState &state, int rows, const std::vector<Linear *> &products) {
     const Kernels &kernels = *state.model.kernels;
     const Activations &x = products.front()->x;
     const int num_groups = groups_of(products.front()->weight.cols);
     int num_blocks = 0;
     for (const Linear *product : products) {
-        const bool reads_bands = kernels.pack_groups && rounds_to_integers(state, product->weight);
+        const bool reads_bands = reads_bands_of_integers(state, product->weight, rows);
         num_blocks += reads_bands ? blocks_of(product->weight.rows) : 0;
     }
-    if (rows < fewest_packed_rows || num_blocks < fewest_packed_blocks) {
+    if (num_blocks < fewest_packed_blocks) {
         return;
     }
-    const int num_bands = parts_of(rows, band_rows);
+    const int num_bands = parts_of(rows, band_rows), num_slabs = slabs_of(num_groups);
     const size_t slab_bytes = num_bands * slab_band_bytes;
-    auto *bands = state.model.workspace.bands.room<uint8_t>(slabs_of(num_groups) * slab_bytes);
-    state.model.pool.run(num_bands, [&](int band, int) {
-        const int first = band * band_rows;
-        kernels.pack_groups(x.quantized + size_t(first) * num_groups, num_groups,
-                            std::min(band_rows, rows - first), num_groups, slab_bytes,
-                            bands + band * slab_band_bytes);
+    auto *bands = state.model.workspace.bands.room<uint8_t>(num_slabs * slab_bytes);
+    state.model.pool.run(num_bands * num_slabs, [&](int task, int) {
+        const int row = task / num_slabs * band_rows, slab = task % num_slabs;
+        const int g = slab * slab_groups;
+        kernels.pack_groups(x.quantized + size_t(row) * num_groups + g, num_groups,
+                            std::min(band_rows, rows - row), std::min(slab_groups, num_groups - g),
+                            bands + slab * slab_bytes + row / band_rows * slab_band_bytes);
     });
     for (Linear *product : products) {
         product->bands = bands;
@@ -490,6 +497,7 @@ void multiply_head(StepState &state, const Product &given, float *maxima) {
     Product head = given;
     const int num_rows = state.step.num_logit_rows, num_tokens = head.weight.rows;
     shrink(state, {{state.logit_runs, num_rows, {&head}}});
+    pack_groups(state, num_rows, {&head});
     each_part(state.model.pool, {{num_rows, blocks_of(num_tokens)}}, most_rows(state, head.weight),
               head_unit, [&](int, const ProductPart &part) {
                   multiply_part(state, head, part, next_weights(head.weight, part),

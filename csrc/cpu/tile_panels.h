@@ -20,6 +20,10 @@ constexpr int few_tile_rows = 8; // whose high and low bytes are the rows of one
 constexpr int quarter_columns = 64, num_quarters = super_block / quarter_columns;
 constexpr int quarter_groups = quarter_columns / quantized_group;
 
+// Weights are fetched so many panels before they are decoded, into L2: in the nearest cache they
+// would push out what the tiles load.
+constexpr int panels_ahead = 2, panel_locality = 2;
+
 // Rows of a slab: sixteen times 64 high bytes, then the low ones, for each 64 columns. Of eight
 // rows both are in one tile. There are zeros behind the last row.
 struct RowTile {
@@ -79,7 +83,7 @@ template <class W> struct GroupPanel {
         const __m512i zero = _mm512_set1_epi8(char(W::zero));
 #pragma GCC unroll 8
         for (int i = 0; i < num_fours; ++i) {
-            fetch_part<W>(unit, 0, i, ahead);
+            fetch_part<W, panel_locality>(unit, 0, i, ahead);
             _mm512_store_si512(weights[n][g][i], _mm512_sub_epi8(four_of<W>(unit, 0, i), zero));
         }
     }
@@ -116,12 +120,12 @@ template <class W> struct UnitPanel {
 
     __attribute__((always_inline)) void decode(const uint8_t *unit, int g, int, ptrdiff_t ahead) {
         const GroupScales<W> from(unit, g);
+        const Scaled first(from.first.steps), last(from.last.steps);
         uint8_t *const low = weights[g / quarter_groups][0][g % quarter_groups * num_fours];
 #pragma GCC unroll 8
         for (int i = 0; i < num_fours; ++i) {
-            fetch_part<W>(unit, g, i, ahead);
-            const auto steps = V::both((4 * i < W::group ? from.first : from.last).steps);
-            const auto bytes = bytes_of(four_of<W>(unit, g, i), steps);
+            fetch_part<W, panel_locality>(unit, g, i, ahead);
+            const Bytes bytes = (4 * i < W::group ? first : last)(four_of<W>(unit, g, i));
             _mm512_store_si512(low + i * 64, bytes.low);
             if constexpr (num_bytes == 2) {
                 _mm512_store_si512(low + (tile_rows + i) * 64, bytes.high);
@@ -134,23 +138,34 @@ private:
         __m512i low, high;
     };
 
-    static Bytes bytes_of(__m512i codes, __m512i steps) {
-        if constexpr (!has_plain_codes) {
+    // Codes times the integer scale of their group.
+    struct ScaledCodes {
+        __m512i low_steps, high_steps;
+
+        explicit ScaledCodes(__m512i steps) {
+            const __m512i both = V::lowest_bytes(steps),
+                          bits = _mm512_set1_epi16((1 << byte_bits) - 1);
+            low_steps = num_bytes == 1 ? both : _mm512_and_si512(both, bits);
+            high_steps = _mm512_srli_epi16(both, byte_bits);
+        }
+        Bytes operator()(__m512i codes) const {
+            static_assert(num_bytes == 1 || W::packing.most_steps < 1 << 2 * byte_bits);
+            return {V::times_pairs(codes, low_steps), V::times_pairs(codes, high_steps)};
+        }
+    };
+    struct ScaledNumbers {
+        typename V::template ScaledPairs<W::zero> scaled;
+
+        explicit ScaledNumbers(__m512i steps) : scaled(steps) {}
+        Bytes operator()(__m512i codes) const {
             __m512i even, odd;
-            V::to_pairs<W::zero>(codes, even, odd);
-            even = V::times_pairs(even, steps);
-            odd = V::times_pairs(odd, steps);
+            scaled(codes, even, odd);
             return {_mm512_mask_blend_epi8(odds, even, _mm512_slli_epi16(odd, 8)),
                     _mm512_mask_blend_epi8(odds, _mm512_srli_epi16(even, 8), odd)};
-        } else if constexpr (num_bytes == 1) {
-            return {V::times_pairs(codes, steps), V::ints(0)};
-        } else {
-            static_assert(W::packing.most_steps < 1 << 2 * byte_bits);
-            const __m512i low = _mm512_set1_epi16((1 << byte_bits) - 1);
-            return {V::times_pairs(codes, _mm512_and_si512(steps, low)),
-                    V::times_pairs(codes, _mm512_srli_epi16(steps, byte_bits))};
         }
-    }
+    };
+    using Scaled = std::conditional_t<has_plain_codes, ScaledCodes, ScaledNumbers>;
+
     static constexpr __mmask64 odds = 0xaaaaaaaaaaaaaaaa;
 };
 
@@ -210,7 +225,7 @@ private:
     void begin(int index, int turns) {
         index_ = index;
         part_ = part_of(index);
-        ahead_ = part_of(index + 1).blocks - part_.blocks;
+        ahead_ = part_of(index + panels_ahead).blocks - part_.blocks;
         num_items_ = part_.num_groups * part_.num_blocks;
         turns_ = turns;
         item_ = due_ = block_ = group_ = 0;
