@@ -27,7 +27,7 @@ inline __attribute__((always_inline)) auto four_of(const uint8_t *unit_start, in
 }
 
 // Prefetch the i-th part of what the g-th 32 columns of a unit take, with their share of headers,
-// so far ahead of them: into the nearest cache (3) or into L2 (2).
+// so far ahead of them. It goes into the nearest cache (3) or into L2 (2).
 template <class W, int locality = 3>
 inline __attribute__((always_inline)) void fetch_part(const uint8_t *unit_start, int g, int i,
                                                       ptrdiff_t ahead) {
