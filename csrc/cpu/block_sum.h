@@ -107,18 +107,19 @@ template <class V, class W> struct BlockSum {
     }
 };
 
-// The part of all columns that begins at group `g`.
-template <class W> Int16Operands slab_of(const Int16Operands &o, int g) {
+// The part of all columns that begins at group `g`, of at most so many groups.
+template <class W>
+Int16Operands slab_of(const Int16Operands &o, int g, int most_groups = slab_groups) {
     const auto unit_at = [](int group) {
         return ptrdiff_t(group * quantized_group / W::unit) * unit_bytes<W>;
     };
     Int16Operands slab = o;
     slab.blocks += unit_at(g);
     slab.x += g;
-    slab.num_groups = o.num_groups - g < slab_groups ? o.num_groups - g : slab_groups;
+    slab.num_groups = o.num_groups - g < most_groups ? o.num_groups - g : most_groups;
     slab.accumulate = g > 0;
-    if (g + slab_groups < o.num_groups) {
-        slab.next = slab.blocks + unit_at(slab_groups);
+    if (g + most_groups < o.num_groups) {
+        slab.next = slab.blocks + unit_at(most_groups);
     }
     return slab;
 }

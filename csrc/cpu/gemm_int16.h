@@ -75,18 +75,34 @@ inline __attribute__((always_inline)) void each_unit(const Int16Operands &o, con
     }
 }
 
-// One row: sums stay in registers, and as many blocks are read side by side as suits memory. Behind
-// the end of a block lies what its neighbour has read, so prefetches go on in what comes next.
+// How far ahead of the columns of a group weights are fetched, in bytes.
+struct FetchAhead {
+    const Int16Group *last_x; // from which on it is what comes next
+    ptrdiff_t within, to_next;
+
+    // So many bytes in each whole block. Behind the end of a block lies what its neighbour has
+    // read, so prefetches go on in what comes next.
+    static FetchAhead in_order(const Int16Operands &o, int ahead) {
+        const auto bytes = ptrdiff_t(o.block_bytes);
+        return {o.x + o.num_groups - ahead * o.num_groups / bytes, ahead,
+                o.next - o.blocks - bytes + ahead};
+    }
+    // The next tile, which lies as far behind this one everywhere.
+    static FetchAhead next_tile(const Int16Operands &o) { return {o.x, 0, o.next - o.blocks}; }
+
+    // `x`: of the first row.
+    ptrdiff_t from(const Int16Group *x) const { return x < last_x ? within : to_next; }
+};
+
+// One row: sums stay in registers, and as many blocks are read side by side as suits memory.
 template <class V, class W, int num_blocks> void multiply_row(const Int16Operands &o) {
     BlockSum<V, W> sums[num_blocks];
     for (auto &sum : sums) {
         sum.total = V::set(0.0f);
     }
-    const auto bytes = ptrdiff_t(o.block_bytes);
-    const Int16Group *last_x = o.x + o.num_groups - prefetch_bytes * o.num_groups / bytes;
-    const ptrdiff_t to_next = o.next - o.blocks - bytes + prefetch_bytes;
+    const FetchAhead fetch = FetchAhead::in_order(o, prefetch_bytes);
     const auto add_group = [&](const uint8_t *unit, int g, const Int16Group &x) {
-        const ptrdiff_t ahead = &x < last_x ? prefetch_bytes : to_next;
+        const ptrdiff_t ahead = fetch.from(&x);
         each_fours<W>([&](auto part, int first, int last) {
             typename V::Dots dots[num_blocks];
 #pragma GCC unroll 8
@@ -129,7 +145,14 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
 }
 
 // Activations of so many rows and columns stay in the nearest cache while all blocks pass by.
-constexpr int max_tall_rows = 32;
+constexpr int max_tall_rows = 32, most_near_groups = max_tall_rows * slab_groups;
+
+// Whether all columns of these rows do. Then weights are read in the order of memory. They are
+// fetched further ahead than those of one row, as fewer blocks are read side by side.
+inline bool is_in_order(int rows, int num_groups) {
+    return rows * num_groups <= most_near_groups;
+}
+constexpr int further_ahead = 3072;
 
 // Rows that go together hide how long a dot product takes. Their weights are in registers.
 template <class V, class W, int num_rows, int num_blocks>
@@ -166,10 +189,11 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
     });
 }
 
-// Some rows: weights are unpacked for all of them. What is prefetched meanwhile is the next tile's:
-// it lies as far behind this one's everywhere.
+// Some rows: weights are unpacked for all of them.
 template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
-    const ptrdiff_t ahead = o.next - o.blocks;
+    const bool is_slab = o.num_groups <= slab_groups;
+    const FetchAhead fetch =
+        is_slab ? FetchAhead::next_tile(o) : FetchAhead::in_order(o, further_ahead);
     BlockSum<V, W> sums[max_tall_rows][num_blocks];
     const auto each_sum = [&](const auto &body) {
         for (int m = 0; m < rows; ++m) {
@@ -181,6 +205,7 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
     const auto out = [&](int m, int n) { return o.out + size_t(m) * o.out_stride + n * lanes; };
     const auto add_group = [&](const uint8_t *unit, int g, const Int16Group *x) {
         const uint8_t *last = unit + (num_blocks - 1) * o.block_bytes;
+        const ptrdiff_t ahead = fetch.from(x);
         const GroupScales<W> scales[2] = {{unit, g}, {last, g}};
         typename V::Fours fours[num_fours][num_blocks];
 #pragma GCC unroll 8
@@ -223,8 +248,9 @@ template <class V, class W, int num_blocks> void multiply_rows(const Int16Operan
 // Call multiply(operands, rows) for parts of all rows and columns, in order along the columns.
 template <class W, class Body>
 void each_slab(const Int16Operands &o, int rows, const Body &multiply) {
-    for (int g = 0; g < o.num_groups; g += slab_groups) {
-        const Int16Operands slab = slab_of<W>(o, g);
+    const int step = is_in_order(rows, o.num_groups) ? o.num_groups : slab_groups;
+    for (int g = 0; g < o.num_groups; g += step) {
+        const Int16Operands slab = slab_of<W>(o, g, step);
         for (int m = 0; m < rows; m += max_tall_rows) {
             multiply(slab.at_row(m), rows - m < max_tall_rows ? rows - m : max_tall_rows);
         }
