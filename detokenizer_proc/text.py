@@ -130,7 +130,7 @@ def load_vocabulary(model: str) -> Vocabulary:
         table = read_table(spec)
         if table is not None:
             return TableVocabulary(table)
-        from headrace.detokenizer_proc.library_text import load_library
+        from headrace.detokenizer_proc.tokenizers_text import load_library
 
         return load_library(msgspec.json.encode(spec))
     except Exception as error:  # tokenizers raises plain Exception

@@ -2,7 +2,7 @@
 
 A timer that fires late was held up, by a callback that ran long or by another process on the same
 core. The CPU time that this process used meanwhile tells the two apart. A timer costs 0.1 ms where
-other processes use the core. So a loop with little to do has few, unless it is kept from it.
+other processes use the core. So a loop with little to do has few, unless timers are late.
 """
 
 import asyncio

@@ -123,17 +123,15 @@ struct Avx512 {
         even = _mm512_sub_epi16(_mm512_and_si512(fours, _mm512_set1_epi16(255)), center);
         odd = _mm512_sub_epi16(_mm512_srli_epi16(fours, 8), center);
     }
-    static Pairs both(Ints x) {
-        return _mm512_or_si512(_mm512_slli_epi32(x, 16), _mm512_and_si512(x, ints(0xffff)));
-    }
     static Pairs times_pairs(Pairs a, Pairs b) { return _mm512_mullo_epi16(a, b); }
-    // In both halves of each lane, with zeros above it.
+    // The lowest byte of each lane, in both of its halves.
     static Pairs lowest_bytes(Ints x) {
         const __m512i places =
             _mm512_set4_epi32(int(0x800c800c), int(0x80088008), int(0x80048004), int(0x80008000));
         return _mm512_shuffle_epi8(x, places);
     }
-    // The same, times integers of at most 8 bits. The byte beside the one that counts has factor 0.
+    // What `to_pairs` gives, times integers of at most 8 bits. The byte beside the one that counts
+    // has factor 0.
     template <int zero> struct ScaledPairs {
         __m512i even_factors, odd_factors, center;
         ScaledPairs() = default;

@@ -16,6 +16,15 @@ template <class V> struct Int8Bytes {
     static auto start(const Int16Group &x, int) { return V::dots(offset_of_128<V>(x.offset)); }
 };
 
+// Call body(a block) of a format that `rounds_to_integers`.
+template <class V, class Body> void with_integers(Format format, const Body &body) {
+    if (format == Format::int8) {
+        body(Int8Bytes<V>{});
+    } else {
+        with_block<V>(format, body);
+    }
+}
+
 constexpr int num_fours = quantized_group / 4;
 
 // The i-th four columns of the g-th 32 of a unit.

@@ -87,8 +87,13 @@ struct FetchAhead {
         return {o.x + o.num_groups - ahead * o.num_groups / bytes, ahead,
                 o.next - o.blocks - bytes + ahead};
     }
-    // The next tile, which lies as far behind this one everywhere.
-    static FetchAhead next_tile(const Int16Operands &o) { return {o.x, 0, o.next - o.blocks}; }
+    // Of a slab it is the next tile, which lies as far behind this one everywhere. Several slabs
+    // are read in order, further ahead than one row's: fewer blocks are read side by side.
+    static FetchAhead of_rows(const Int16Operands &o) {
+        constexpr int further_ahead = 3072;
+        return o.num_groups <= slab_groups ? FetchAhead{o.x, 0, o.next - o.blocks}
+                                           : in_order(o, further_ahead);
+    }
 
     // `x`: of the first row.
     ptrdiff_t from(const Int16Group *x) const { return x < last_x ? within : to_next; }
@@ -147,12 +152,10 @@ template <class V, class W, int num_blocks> void multiply_row(const Int16Operand
 // Activations of so many rows and columns stay in the nearest cache while all blocks pass by.
 constexpr int max_tall_rows = 32, most_near_groups = max_tall_rows * slab_groups;
 
-// Whether all columns of these rows do. Then weights are read in the order of memory. They are
-// fetched further ahead than those of one row, as fewer blocks are read side by side.
+// Whether all columns of these rows do. Then weights are read in the order of memory.
 inline bool is_in_order(int rows, int num_groups) {
     return rows * num_groups <= most_near_groups;
 }
-constexpr int further_ahead = 3072;
 
 // Rows that go together hide how long a dot product takes. Their weights are in registers.
 template <class V, class W, int num_rows, int num_blocks>
@@ -191,9 +194,7 @@ add_rows(const typename V::Fours (&fours)[num_fours][num_blocks], const GroupSca
 
 // Some rows: weights are unpacked for all of them.
 template <class V, class W, int num_blocks> void multiply_rows(const Int16Operands &o, int rows) {
-    const bool is_slab = o.num_groups <= slab_groups;
-    const FetchAhead fetch =
-        is_slab ? FetchAhead::next_tile(o) : FetchAhead::in_order(o, further_ahead);
+    const FetchAhead fetch = FetchAhead::of_rows(o);
     BlockSum<V, W> sums[max_tall_rows][num_blocks];
     const auto each_sum = [&](const auto &body) {
         for (int m = 0; m < rows; ++m) {
@@ -316,10 +317,7 @@ template <class V> void gemm_int8(const Int16Operands &o, int rows, int num_bloc
 // Of a format that `rounds_to_integers`.
 template <class V>
 void gemm_int16(Format format, const Int16Operands &o, int rows, int num_blocks, void *room) {
-    if (format == Format::int8) {
-        return multiply_blocks<V, Int8Bytes<V>>(o, rows, num_blocks, room);
-    }
-    with_block<V>(format, [&](auto block) {
+    with_integers<V>(format, [&](auto block) {
         multiply_blocks<V, decltype(block)>(o, rows, num_blocks, room);
     });
 }

@@ -481,11 +481,7 @@ void gemm_int16_by_tiles(Format format, const Int16Operands &o, int rows, int nu
             avx512_kernels.gemm_int16(format, o, rows, num_blocks, room);
         }
     };
-    if (format == Format::int8) {
-        multiply(Int8Bytes<V>{});
-    } else {
-        with_block<V>(format, multiply);
-    }
+    with_integers<V>(format, multiply);
 }
 
 void gemm_int8_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *room) {
@@ -507,9 +503,11 @@ void pack_groups_as_tiles(const Int16Group *x, int x_stride, int rows, int num_g
 }
 
 bool tiles_read_bands(Format format, int activation_bits, int rows) {
-    bool is_read = activation_bits == 8 ? suits_tiles<Int8Bytes<V>, 1>(rows)
-                                        : suits_tiles<Int8Bytes<V>, 2>(rows);
-    with_block<V>(format, [&](auto block) { is_read = suits_tiles<decltype(block), 2>(rows); });
+    if (activation_bits == 8) {
+        return suits_tiles<Int8Bytes<V>, 1>(rows);
+    }
+    bool is_read = false;
+    with_integers<V>(format, [&](auto block) { is_read = suits_tiles<decltype(block), 2>(rows); });
     return is_read;
 }
 

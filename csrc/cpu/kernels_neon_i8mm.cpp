@@ -92,7 +92,7 @@ void add_row_pair(const Octet (&weights)[num_octets], const GroupScales<W> &scal
 }
 
 template <class W, bool is_int8> void multiply_block(const Int16Operands &o, int rows) {
-    const ptrdiff_t ahead = o.next - o.blocks;
+    const FetchAhead fetch = FetchAhead::of_rows(o);
     const int even_rows = (rows + 1) / 2 * 2;
     BlockSum<V, W> sums[max_tall_rows];
     for (int m = 0; m < even_rows; ++m) {
@@ -100,6 +100,7 @@ template <class W, bool is_int8> void multiply_block(const Int16Operands &o, int
         sums[m].total = goes_on ? V::load(o.out + size_t(m) * o.out_stride) : V::set(0.0f);
     }
     const auto add_group = [&](const uint8_t *unit, int g, const Int16Group *x) {
+        const ptrdiff_t ahead = fetch.from(x);
         const GroupScales<W> scales(unit, g);
         Octet weights[num_octets];
         for (int i = 0; i < num_octets; ++i) {
@@ -148,11 +149,8 @@ void gemm_int16_by_matrices(Format format, const Int16Operands &o, int rows, int
     if (rows == 1) {
         return gemm_int16_by_dots(format, o, rows, num_blocks, room);
     }
-    if (format == Format::int8) {
-        return multiply_pairs<Int8Bytes<V>, false>(o, rows, num_blocks);
-    }
-    with_block<V>(format,
-                  [&](auto block) { multiply_pairs<decltype(block), false>(o, rows, num_blocks); });
+    with_integers<V>(
+        format, [&](auto block) { multiply_pairs<decltype(block), false>(o, rows, num_blocks); });
 }
 
 void gemm_int8_by_matrices(const Int16Operands &o, int rows, int num_blocks, void *room) {

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.config.model_card import find_demo_model
-from headrace.detokenizer_proc.library_text import LibraryVocabulary
 from headrace.detokenizer_proc.text import (
     TableVocabulary,
     Vocabulary,
     load_vocabulary,
 )
+from headrace.detokenizer_proc.tokenizers_text import LibraryVocabulary
 from headrace.errors import ModelError
 from headrace.model.token_table import TokenTable, byte_characters, read_table
 from headrace.model.tokenizer_json import read_tokenizer_json

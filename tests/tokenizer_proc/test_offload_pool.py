@@ -58,7 +58,7 @@ def children() -> list[psutil.Process]:
 def is_offload(child: psutil.Process) -> bool:
     try:
         command = child.cmdline()
-    except psutil.NoSuchProcess:  # nor a zombie
+    except psutil.NoSuchProcess:  # it has ended; a zombie has, too
         return False
     title = f"headrace: offload of {os.getpid()}"
     return command[:1] == [title] or "headrace.tokenizer_proc.offload_process" in command

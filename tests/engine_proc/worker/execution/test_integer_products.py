@@ -97,9 +97,9 @@ def test_one_product_may_have_scales_of_groups_and_of_units() -> None:
 
 
 @pytest.mark.parametrize("name", ["int8", Format.Q4_K, Format.Q2_K, Format.Q8_0])
-@pytest.mark.parametrize("num_rows", [8, 16, 23, 72, 299])  # few, some behind the last 16, or none
+@pytest.mark.parametrize("num_rows", [8, 16, 23, 65, 72, 80, 299])
 def test_bands_of_rows_give_the_bits_of_few_rows(name: str, num_rows: int) -> None:
-    """Many rows of enough outputs are packed once for all tasks, where tiles multiply them."""
+    """Rows that tiles multiply are packed once for all tasks; some lie behind the last 16."""
     own = WHOLE_BLOCKS if name in (Format.Q4_K, Format.Q2_K) else SPEC
     hidden_size = 512 if own is WHOLE_BLOCKS else 544  # with a short last slab
     spec = dataclasses.replace(
