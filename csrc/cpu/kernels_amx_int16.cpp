@@ -72,6 +72,10 @@ template <int tile> void clear() {
 template <int tile> void load(const void *from, int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(tile), "r"(from), "r"(stride));
 }
+// What is loaded once does not go into the nearest cache.
+template <int tile> void load_past_cache(const void *from, int64_t stride) {
+    asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(tile), "r"(from), "r"(stride));
+}
 template <int tile> void store(void *to) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(tile), "r"(to), "r"(int64_t(64))
                  : "memory");
@@ -154,6 +158,7 @@ template <class W, int num_bytes> struct GroupTiles {
     static constexpr int columns = quantized_group;
     using Panel = GroupPanel<W>;
     using Stream = PanelStream<W, Panel>;
+    static constexpr bool ends_with_few = true; // the last rows of many, if eight suffice
     static int turns(int num_groups) { return num_groups; } // of a block and a tile of rows
     template <int num_rows> class Product;
 };
@@ -253,11 +258,13 @@ private:
 };
 
 // The same where groups have integer scales. While a block is multiplied, vectors add the one
-// before.
+// before the last. Its sums have left the tiles by then: a load that waits for a tile's store holds
+// up what comes next.
 template <class W> struct UnitTiles {
     static constexpr int columns = quarter_columns;
     using Panel = UnitPanel<W>;
     using Stream = PanelStream<W, Panel>;
+    static constexpr bool ends_with_few = false;
     static int turns(int) { return num_quarters; }
     template <int num_rows> class Product;
 };
@@ -266,20 +273,18 @@ template <class W> template <int num_rows> class UnitTiles<W>::Product {
 public:
     explicit Product(Stream &stream) : stream_(stream) {}
 
-    // By a panel. The last sums are added by the next call, or at the end.
+    // By a panel. The last sums are added by the next calls, or at the end.
     void multiply(const Panel &panel, const RowTile *x, const Int16Operands &o, int rows, int) {
-        stride_ = o.out_stride;
-        accumulated_ = o.accumulate ? 0xffff : 0;
-        for (int m = 0; m < rows; m += num_rows) {
-            const Step step{x + m / num_rows, &panel, &stream_.scales(), rows - m, o.at_row(m).out};
-            pass<true>(step);
-            before_ = step;
-            std::swap(own_, other_);
+        const auto accumulated = __mmask16(o.accumulate ? 0xffff : 0);
+        const bool is_stream = rows > 2 * num_rows;
+        for (int m = 0; m < rows; m += num_rows, ++x) {
+            pass<true>({x, &panel, &stream_.scales(), rows - m, is_stream, o.at_row(m).out,
+                        o.out_stride, accumulated});
         }
     }
     void finish() {
-        pass<false>(before_);
-        before_ = {};
+        pass<false>({});
+        pass<false>({});
     }
 
 private:
@@ -288,30 +293,47 @@ private:
         const Panel *panel;
         const typename Panel::Scales *scales;
         int rows;
+        bool is_stream; // of more rows than the nearest cache holds
         float *out;
+        int64_t stride;
+        __mmask16 accumulated;
     };
 
-    // The tiles multiply one step while vectors add the one before, if there is one. Its sums leave
-    // the tiles meanwhile: each where the first product takes its place.
-    template <bool has_own> __attribute__((always_inline)) void pass(const Step &step) {
-        const Step before = before_;
-        if constexpr (has_own) {
-            multiply_quarter<true>(step, 0);
-            decode_more();
+    template <bool has_own> void pass(const Step &step) {
+        const Step before = steps_[0];
+        steps_[0] = steps_[1];
+        steps_[1] = step;
+        std::swap(own_, other_);
+        if (!before.x) {
+            work<has_own, false, false>(step, before);
+        } else if (before.rows >= num_rows) {
+            work<has_own, true, true>(step, before);
         } else {
-            other_->template take<0>();
+            work<has_own, true, false>(step, before);
         }
-        for (int quarter = 1; quarter < num_quarters; ++quarter) {
+    }
+    // Tiles multiply `step`, vectors add `before`. The sums between leave the tiles: each where the
+    // first product takes its place.
+    template <bool has_own, bool has_before, bool is_full>
+    __attribute__((noinline)) void work(const Step step, const Step before) {
+        Sums &own = *own_;
+        const Sums &other = *other_;
+        if constexpr (!has_own) {
+            own.template take<0>();
+        }
+#pragma GCC unroll 4
+        for (int quarter = 0; quarter < num_quarters; ++quarter) {
             if constexpr (has_own) {
-                multiply_quarter<false>(step, quarter);
+                if (quarter == 0) {
+                    multiply_quarter<true>(step, quarter, own);
+                } else {
+                    multiply_quarter<false>(step, quarter, own);
+                }
                 decode_more();
             }
-            if (before.x) {
-                add_rows(before, quarter * some_rows, *other_);
+            if constexpr (has_before) {
+                add_rows<is_full>(before, quarter * some_rows, other);
             }
-        }
-        if (before.x) {
-            add_rows(before, 0, *other_);
         }
     }
 
@@ -325,32 +347,42 @@ private:
                                     Dots<num_sums, Panel::byte_bits>>;
 
     template <bool is_first>
-    __attribute__((always_inline)) void multiply_quarter(const Step &step, int quarter) {
+    __attribute__((always_inline)) void multiply_quarter(const Step &step, int quarter, Sums &own) {
         const auto &weights = step.panel->weights[quarter];
-        const RowTile &x = *step.x;
+        const auto &x = step.x->numbers[quarter];
         load<6>(weights[0], 64);
-        load<4>(x.numbers[quarter][0], quarter_columns);
+        load_rows<4>(x[0], step.is_stream);
         if constexpr (is_few) {
-            begin<is_first, 0>();
+            begin<is_first, 0>(own);
             add_bytes<0, 4, 6, false>();
             if constexpr (Panel::num_bytes == 2) {
                 load<7>(weights[1], 64);
-                begin<is_first, 1>();
+                begin<is_first, 1>(own);
                 add_bytes<1, 4, 7, is_high_signed>();
             }
         } else {
-            load<5>(x.numbers[quarter][1], quarter_columns);
-            begin<is_first, 0>();
+            // Behind high bytes of few rows their low ones follow at once.
+            const int low = step.rows > few_tile_rows ? tile_rows : few_tile_rows;
+            load_rows<5>(x[0] + low, step.is_stream);
+            begin<is_first, 0>(own);
             add_bytes<0, 5, 6, false>();
-            begin<is_first, 1>();
+            begin<is_first, 1>(own);
             add_bytes<1, 4, 6, false>();
             if constexpr (Panel::num_bytes == 2) {
                 load<7>(weights[1], 64);
-                begin<is_first, num_sums - 1>();
+                begin<is_first, num_sums - 1>(own);
                 add_bytes<num_sums - 1, 4, 7, is_high_signed>();
-                begin<is_first && num_sums == 4, num_sums - 2>();
+                begin<is_first && num_sums == 4, num_sums - 2>(own);
                 add_bytes<num_sums - 2, 5, 7, is_high_signed>();
             }
+        }
+    }
+    template <int tile>
+    static __attribute__((always_inline)) void load_rows(const void *from, bool is_stream) {
+        if (is_stream) {
+            load_past_cache<tile>(from, quarter_columns);
+        } else {
+            load<tile>(from, quarter_columns);
         }
     }
     // It may take the place of what was loaded.
@@ -359,23 +391,25 @@ private:
         stream_.turn();
     }
     // The tile's sum of the step before is stored, and another begins.
-    template <bool is_first, int tile> __attribute__((always_inline)) void begin() {
+    template <bool is_first, int tile> __attribute__((always_inline)) void begin(Sums &own) {
         if constexpr (is_first) {
-            store<tile>(other_->tile(tile));
+            store<tile>(own.tile(tile));
             clear<tile>();
         }
     }
     // What lies behind the last row goes nowhere. All rows take the same way, side by side.
+    template <bool is_full>
     __attribute__((always_inline)) void add_rows(const Step &step, int first, const Sums &dots) {
         const GroupSums *const x = step.x->sums[0] + first;
+        const auto &scales = *step.scales;
         BlockSum<V, W> sums[some_rows];
         float *out[some_rows];
 #pragma GCC unroll 4
         for (int i = 0; i < some_rows; ++i) {
             const int m = first + i;
-            out[i] = m < step.rows ? step.out + size_t(m) * stride_ : spare_;
+            out[i] = is_full || m < step.rows ? step.out + m * step.stride : spare_;
             sums[i].begin_unit();
-            sums[i].total = _mm512_maskz_loadu_ps(accumulated_, out[i]);
+            sums[i].total = _mm512_maskz_loadu_ps(step.accumulated, out[i]);
             sums[i].steps = dots.whole(m);
         }
         if constexpr (has_floors<W>) {
@@ -384,27 +418,32 @@ private:
 #pragma GCC unroll 4
                 for (int i = 0; i < some_rows; ++i) {
                     const GroupSums &own = x[g * tile_rows + i];
-                    sums[i].template add_floor<0>(step.scales->floors[g][0], own);
+                    sums[i].template add_floor<0>(scales.floors[g][0], own);
                     if constexpr (parts_of<W> == 2) {
-                        sums[i].template add_floor<1>(step.scales->floors[g][1], own);
+                        sums[i].template add_floor<1>(scales.floors[g][1], own);
                     }
                 }
             }
         }
 #pragma GCC unroll 4
         for (int i = 0; i < some_rows; ++i) {
-            sums[i].end_unit(*step.scales, x[i]);
+            sums[i].end_unit(scales, x[i]);
             V::store(out[i], sums[i].total);
         }
     }
 
+    // Loads of one do not look like loads of what is stored to the other: 4 KiB are not between.
+    struct Rooms {
+        Sums first;
+        alignas(64) uint8_t between[2048];
+        Sums second;
+    };
+
     Stream &stream_;
-    Step before_{}; // none yet
-    int stride_;
-    __mmask16 accumulated_;
+    Step steps_[2]{}; // the last two, if there were any
     alignas(64) float spare_[lanes] = {};
-    Sums dots_[2];
-    Sums *own_ = dots_, *other_ = dots_ + 1;
+    Rooms rooms_;
+    Sums *own_ = &rooms_.first, *other_ = &rooms_.second;
 };
 
 // What the tiles are, until its end.
@@ -435,7 +474,9 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
     typename Tiles::template Product<tile_rows> product(panels);
     typename Tiles::template Product<few_tile_rows> product_of_few(panels);
     // Of the last rows, eight suffice where no more are left.
-    const int rest = rows % tile_rows, few = rest > few_tile_rows ? 0 : rest, many = rows - few;
+    const int rest = rows % tile_rows;
+    const bool has_few = rest <= few_tile_rows && (Tiles::ends_with_few || rows < tile_rows);
+    const int few = has_few ? rest : 0, many = rows - few;
     const int num_tiles = (rows + tile_rows - 1) / tile_rows;
     for (int g = 0; g < o.num_groups; g += slab_groups) {
         const Int16Operands slab = slab_of<W>(o, g);
@@ -453,14 +494,8 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
             if (many > 0) {
                 product.multiply(panel, x, some, many, count);
             }
-            if (many > 0 && few > 0) {
-                product.finish();
-            }
             if (few > 0) {
                 product_of_few.multiply(panel, x + many / tile_rows, some.at_row(many), few, count);
-            }
-            if (many > 0 && few > 0) {
-                product_of_few.finish();
             }
         }
         product.finish();

@@ -171,13 +171,13 @@ private:
 
 // The panels of all slabs, in the order of their blocks. While the tiles work on one, the next is
 // decoded little by little, and what comes behind that is fetched. Where the tiles load each group
-// once, the next panel takes its place at once. Scales stay for one panel longer.
+// once, the next panel takes its place at once. Scales stay for two panels longer.
 template <class W, class Panel> class PanelStream {
 public:
     using Scales = typename Panel::Scales;
     struct Room {
         Panel panels[2];
-        Scales scales[3];
+        Scales scales[4];
     };
     static_assert(sizeof(Room) <= most_panel_bytes);
 
@@ -196,7 +196,7 @@ public:
         return panel(index_ - 1);
     }
     // Of that panel.
-    const Scales &scales() const { return room_.scales[(index_ - 1) % 3]; }
+    const Scales &scales() const { return room_.scales[(index_ - 1) % 4]; }
     void turn() {
         for (due_ += num_items_; due_ >= turns_; due_ -= turns_) {
             if (item_ < num_items_) {
@@ -235,7 +235,7 @@ private:
         panel(index_).decode(units, group_, block_, ahead_);
         if (group_ == 0) {
             for (int g = 0; g < part_.num_groups; ++g) {
-                room_.scales[index_ % 3].decode(units, g, block_);
+                room_.scales[index_ % 4].decode(units, g, block_);
             }
         }
         ++item_;
