@@ -20,12 +20,12 @@ static_assert(quantized_group * 255LL * rounding_of(Format::q8_0, 16).most_steps
 // The sizes of `n` numbers in steps, summed up. It is exact, in any order: below 2^24.
 template <class V> int sum_of_steps(const float *x, int n, float inverse) {
     const auto zero = V::set(0.0f);
-    float sum = 0.0f;
+    auto sizes = zero;
     for (int i = 0; i < n; i += lanes) {
         const auto steps = V::round(V::mul(load_of<V>(x, i, n), V::set(inverse)));
-        sum += V::sum(V::max(steps, V::sub(zero, steps)));
+        sizes = V::add(sizes, V::max(steps, V::sub(zero, steps)));
     }
-    return int(sum);
+    return int(V::sum(sizes));
 }
 
 // Round up to 32 numbers of a row. What lies behind its end is not part of it.
