@@ -283,8 +283,10 @@ public:
         }
     }
     void finish() {
-        pass<false>({});
-        pass<false>({});
+        if (steps_[1].x) {
+            pass<false>({});
+            pass<false>({});
+        }
     }
 
 private:
@@ -482,6 +484,8 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
         const Int16Operands slab = slab_of<W>(o, g);
         const uint8_t *own = o.bands + g / slab_groups * o.slab_bytes;
         if (!o.bands) {
+            product.finish(); // with the rows whose place others take
+            product_of_few.finish();
             pack_slab(slab, rows, taken);
             own = taken;
         }
@@ -498,9 +502,9 @@ void multiply_by_tiles(const Int16Operands &o, int rows, int num_blocks, void *r
                 product_of_few.multiply(panel, x + many / tile_rows, some.at_row(many), few, count);
             }
         }
-        product.finish();
-        product_of_few.finish();
     }
+    product.finish();
+    product_of_few.finish();
 }
 
 } // namespace
