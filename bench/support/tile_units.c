@@ -36,17 +36,22 @@ typedef struct {
 #define BYTES(sum, x, w) asm volatile("tdpbsud %tmm" #w ", %tmm" #x ", %tmm" #sum)
 #define FLOATS(sum, x, w) asm volatile("tdpbf16ps %tmm" #w ", %tmm" #x ", %tmm" #sum)
 
-// Random numbers, on huge pages: tiles take longer for them than for zeros.
+// Huge pages, kept until the process ends.
+static uint8_t *huge_pages(size_t bytes) {
+    uint8_t *all = mmap(NULL, bytes + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                        -1, 0);
+    if (all == MAP_FAILED) {
+        abort();
+    }
+    madvise(all, bytes + HUGE, MADV_HUGEPAGE);
+    return (uint8_t *)(((uintptr_t)all + HUGE - 1) / HUGE * HUGE);
+}
+
+// Random numbers: tiles take longer for them than for zeros.
 static uint8_t *room(void) {
     static uint8_t *first;
     if (!first) {
-        uint8_t *all = mmap(NULL, ROOM + HUGE, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (all == MAP_FAILED) {
-            abort();
-        }
-        madvise(all, ROOM + HUGE, MADV_HUGEPAGE);
-        uint8_t *start = (uint8_t *)(((uintptr_t)all + HUGE - 1) / HUGE * HUGE);
+        uint8_t *start = huge_pages(ROOM);
         uint32_t state = 1;
         for (size_t i = 0; i < ROOM; ++i) {
             state = state * 1664525 + 1013904223;
@@ -242,16 +247,11 @@ static const size_t far_bytes = (size_t)512 << 20;
 static uint8_t *far_weights(void) {
     static uint8_t *first;
     if (!first) {
-        uint8_t *all = mmap(NULL, far_bytes + HUGE, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (all == MAP_FAILED) {
-            abort();
-        }
-        madvise(all, far_bytes + HUGE, MADV_HUGEPAGE);
+        uint8_t *start = huge_pages(far_bytes);
         for (size_t i = 0; i < far_bytes; i += ROOM / 2) {
-            memcpy(all + i, room(), ROOM / 2);
+            memcpy(start + i, room(), ROOM / 2);
         }
-        first = all;
+        first = start;
     }
     return first;
 }
