@@ -241,8 +241,8 @@ INLINE void int8(int parts) {
 
 // 8 rows by weights of 4 bits, read from memory in order: a step of few sequences. High and low
 // bytes of rows are one tile. What leaves it is not added up.
-enum { FOUR_BIT_BYTES = 256 * LANES / 2 };
-static const size_t far_bytes = (size_t)512 << 20;
+enum { FOUR_BIT_BYTES = 256 * LANES / 2, FAR_UNITS = 1 << 18 };
+static const size_t far_bytes = (size_t)FAR_UNITS * FOUR_BIT_BYTES;
 
 static uint8_t *far_weights(void) {
     static uint8_t *first;
@@ -293,6 +293,13 @@ INLINE void four_bits(int parts, const uint8_t *codes) {
     asm volatile("" ::"v"(seen));
 }
 
+INLINE void few(int parts) {
+    const uint8_t *const weights = far_weights();
+    for (size_t unit = 0; unit < FAR_UNITS; ++unit) {
+        four_bits(parts, weights + unit * FOUR_BIT_BYTES);
+    }
+}
+
 // bf16: 32 rows by 32 outputs at a time. Sums leave the tiles after 512 columns.
 INLINE void bf16(void) {
     uint8_t *const all = room();
@@ -324,7 +331,8 @@ INLINE void bf16(void) {
     }
 }
 
-#define EXPORT(name, call)                                                                         \
+// Returns how many units `rounds` of a call are.
+#define EXPORT(name, units, call)                                                                  \
     __attribute__((target(ISA))) int64_t name(int64_t rounds) {                                    \
         if (!may_use_tiles()) {                                                                    \
             return 0;                                                                              \
@@ -334,36 +342,24 @@ INLINE void bf16(void) {
             call;                                                                                  \
         }                                                                                          \
         asm volatile("tilerelease");                                                               \
-        return rounds * SLABS * BLOCKS * BANDS;                                                    \
+        return rounds * (units);                                                                   \
     }
-
-#define EXPORT_FEW(name, parts)                                                                    \
-    __attribute__((target(ISA))) int64_t name(int64_t rounds) {                                    \
-        if (!may_use_tiles()) {                                                                    \
-            return 0;                                                                              \
-        }                                                                                          \
-        configure();                                                                               \
-        const int64_t units = far_bytes / FOUR_BIT_BYTES;                                          \
-        for (int64_t unit = 0; unit < rounds * units; ++unit) {                                    \
-            four_bits(parts, far_weights() + unit % units * FOUR_BIT_BYTES);                       \
-        }                                                                                          \
-        asm volatile("tilerelease");                                                               \
-        return rounds * units;                                                                     \
-    }
+#define EXPORT_FEW(name, parts) EXPORT(name, FAR_UNITS, few(parts))
+#define EXPORT_MANY(name, call) EXPORT(name, SLABS *BLOCKS *BANDS, call)
 
 EXPORT_FEW(few_read, 0)
 EXPORT_FEW(few_decoded, DECODED)
 EXPORT_FEW(few_multiplied, DECODED | MULTIPLIED)
 EXPORT_FEW(few_stored, DECODED | MULTIPLIED | STORED)
-EXPORT(bf16_all, bf16())
-EXPORT(q4_k_products, q4_k(0))
-EXPORT(q4_k_loads, q4_k(LOADS))
-EXPORT(q4_k_stores, q4_k(LOADS | STORES))
-EXPORT(q4_k_totals, q4_k(LOADS | STORES | TOTALS))
-EXPORT(q4_k_minima, q4_k(LOADS | STORES | TOTALS | MINIMA))
-EXPORT(q4_k_far, q4_k(LOADS | STORES | TOTALS | MINIMA | FAR_ROWS | FAR_SUMS))
-EXPORT(int8_loads, int8(LOADS))
-EXPORT(int8_stores, int8(LOADS | STORES))
-EXPORT(int8_totals, int8(LOADS | STORES | TOTALS))
-EXPORT(int8_far, int8(LOADS | STORES | TOTALS | FAR_ROWS | FAR_SUMS))
+EXPORT_MANY(bf16_all, bf16())
+EXPORT_MANY(q4_k_products, q4_k(0))
+EXPORT_MANY(q4_k_loads, q4_k(LOADS))
+EXPORT_MANY(q4_k_stores, q4_k(LOADS | STORES))
+EXPORT_MANY(q4_k_totals, q4_k(LOADS | STORES | TOTALS))
+EXPORT_MANY(q4_k_minima, q4_k(LOADS | STORES | TOTALS | MINIMA))
+EXPORT_MANY(q4_k_far, q4_k(LOADS | STORES | TOTALS | MINIMA | FAR_ROWS | FAR_SUMS))
+EXPORT_MANY(int8_loads, int8(LOADS))
+EXPORT_MANY(int8_stores, int8(LOADS | STORES))
+EXPORT_MANY(int8_totals, int8(LOADS | STORES | TOTALS))
+EXPORT_MANY(int8_far, int8(LOADS | STORES | TOTALS | FAR_ROWS | FAR_SUMS))
 #endif
