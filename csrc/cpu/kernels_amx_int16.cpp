@@ -12,6 +12,7 @@
 #include "cpu/operands.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 // GCC 12 takes the undefined operand of its own intrinsics for a variable of ours.
@@ -434,12 +435,14 @@ private:
         }
     }
 
-    // Loads of one do not look like loads of what is stored to the other: 4 KiB are not between.
+    // A load waits for an earlier store whose address differs by a multiple of 4 KiB. So the rooms
+    // are no such multiple apart.
     struct Rooms {
         Sums first;
-        alignas(64) uint8_t between[2048];
+        alignas(64) uint8_t between[sizeof(Sums) % 4096 == 0 ? 2048 : 64];
         Sums second;
     };
+    static_assert(sizeof(Sums) <= 4096 && offsetof(Rooms, second) % 4096 != 0);
 
     Stream &stream_;
     Step steps_[2]{}; // the last two, if there were any
